@@ -1,0 +1,95 @@
+"""The events of a run: what is recorded, and nothing else is judged.
+
+A run's folder holds ``run.json`` (the scenario as resolved), one
+``rank<N>.jsonl`` per rank and ``supervisor.jsonl``. Every line is one event, a
+JSON object. Every event has
+
+    v       schema version (``VERSION``)
+    n       number of the event within its rank, from 0
+    t       machine time in seconds since the run began
+    kind    one of the kinds below
+
+A rank's events also have ``thread`` (``main`` or a name) and, once the
+workload runs, ``step`` (index into the workload, -1 outside of it).
+
+Kinds a rank records
+    start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs)
+    enter        id, site, argument, call (number within rank and site since the first create; 0 for the lab's own calls), phase, during, lab (bool), wait (or null; see WAIT)
+    leave        id, site, result ("ok", an error's name, or "raised"), error {type, text, code} or null, made [ledger object…], released [object id…], value (small values only)
+    fault        fault (index), id, site, call, effect, when, refers [object id…] (what a struck release named), made [object id…]
+    step-begin   name, round (how often this step's name ran before)
+    step-end     name, result: {"returned": "object"|"none"|"done"|"raised", "error": {type, text, code, declared} or null,
+                 "backend": str|null, "workspace": id|null}
+    workspace    workspace (id), backend, creation, mc_ptr (number or null), needs_multicast (bool): an object that creation returned
+    use          number, path is told by the kernel and collective events inside; tokens, max_abs_error, tolerance, correct (bool)
+    ledger       label ("baseline", "step", "end"), objects, os, device_bytes, context
+    log          level, logger, message
+    probe        name ("context", "collective"), group, ok, error, number
+    sequence     groups: {name: [op, …]}: every collective the subject and the lab made, per group, in order (hash and length)
+    unknown-call name
+    sticky       error, site: a kernel met an unusable pointer, or a fault poisoned the context
+    exit         status: the rank program's own last word
+
+Kinds the supervisor records
+    hang         waits: [{rank, thread, site, waits_for, text, since, deadline}…], remaining_s, step
+    jump         from, to: machine time moved forward because everybody waited
+    over-budget  text: the run was ended because machine time ran out
+    rank-exit    rank, exit (status, or null), signal (name, or null), expected (bool: the lab ended it)
+    lab-error    text: the lab itself failed
+    end          machine_s, seconds
+
+WAIT: {"kind": "collective"|"multicast"|"kernel"|"descriptor"|"thread"|"sleep"|"hang", "group", "number", "needs": [rank…],
+"deadline": machine time or null, "text"}. ``needs``: the ranks that must arrive before this one can leave.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+VERSION: Final = 1
+
+#: One event: plain JSON data.
+Event = dict[str, Any]
+
+RANK_KINDS: Final = frozenset(
+    {
+        "start",
+        "enter",
+        "leave",
+        "fault",
+        "step-begin",
+        "step-end",
+        "workspace",
+        "use",
+        "ledger",
+        "log",
+        "probe",
+        "sequence",
+        "unknown-call",
+        "sticky",
+        "exit",
+    }
+)
+SUPERVISOR_KINDS: Final = frozenset({"hang", "jump", "over-budget", "rank-exit", "lab-error", "end"})
+
+
+def dump(event: Event) -> bytes:
+    """One line of JSON without its newline."""
+    return json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of one file; a half-written last line (a killed writer) is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            event = json.loads(line)
+            if event.get("v") != VERSION:
+                raise ValueError(f"{path}: event schema {event.get('v')}, this faultlab reads {VERSION}")
+            yield event
