@@ -14,7 +14,9 @@ workload runs, ``step`` (index into the workload, -1 outside of it).
 
 Kinds a rank records
     start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs)
-    enter        id, site, argument, call (number within rank and site since the first create; 0 for the lab's own calls), phase, during, lab (bool), wait (or null; see WAIT)
+    enter        id, site, argument, call (number within rank and site since the first create; 0 for the lab's own calls), phase, during, lab (bool)
+    wait-begin   id, site, wait (see WAIT): the call really waits now, for peers or for time
+    wait-end     id, site
     leave        id, site, result ("ok", an error's name, or "raised"), error {type, text, code} or null, made [ledger object…], released [object id…], value (small values only)
     fault        fault (index), id, site, call, effect, when, refers [object id…] (what a struck release named), made [object id…]
     step-begin   name, round (how often this step's name ran before)
@@ -58,6 +60,8 @@ RANK_KINDS: Final = frozenset(
     {
         "start",
         "enter",
+        "wait-begin",
+        "wait-end",
         "leave",
         "fault",
         "step-begin",

@@ -79,7 +79,14 @@ def _cuda(*names: str) -> tuple[str, ...]:
 
 
 _GENERIC = _cuda("NOT_INITIALIZED", "DEINITIALIZED", "INVALID_CONTEXT")
-_STICKY = _cuda("ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "LAUNCH_FAILED", "ECC_UNCORRECTABLE", "NVLINK_UNCORRECTABLE", "LAUNCH_TIMEOUT")
+_STICKY = _cuda(
+    "ILLEGAL_ADDRESS",
+    "MISALIGNED_ADDRESS",
+    "LAUNCH_FAILED",
+    "ECC_UNCORRECTABLE",
+    "NVLINK_UNCORRECTABLE",
+    "LAUNCH_TIMEOUT",
+)
 
 
 def _driver(
@@ -106,7 +113,11 @@ _DRIVER: Final = (
     _driver("cuDeviceGetAttribute", _cuda("INVALID_VALUE", "INVALID_DEVICE"), outputs=1, extra=_VALUE),
     _driver("cuDeviceCanAccessPeer", _cuda("INVALID_DEVICE"), outputs=1, extra=_VALUE),
     _driver("cuDeviceGetP2PAttribute", _cuda("INVALID_VALUE", "INVALID_DEVICE"), outputs=1, extra=_VALUE),
-    _driver("cuDevicePrimaryCtxRetain", _cuda("INVALID_VALUE", "INVALID_DEVICE", "OUT_OF_MEMORY", "SYSTEM_NOT_READY", "UNKNOWN"), outputs=1),
+    _driver(
+        "cuDevicePrimaryCtxRetain",
+        _cuda("INVALID_VALUE", "INVALID_DEVICE", "OUT_OF_MEMORY", "SYSTEM_NOT_READY", "UNKNOWN"),
+        outputs=1,
+    ),
     _driver("cuDevicePrimaryCtxRelease", _cuda("INVALID_DEVICE"), releases=True),
     _driver("cuCtxSetCurrent", ()),
     _driver("cuCtxGetCurrent", (), outputs=1),
@@ -114,27 +125,121 @@ _DRIVER: Final = (
     _driver("cuCtxSynchronize", (*_STICKY, *_CAPTURE)),
     _driver("cuMemGetInfo", (*_cuda("INVALID_VALUE"), *_STICKY), outputs=2),
     _driver("cuMemGetAllocationGranularity", _cuda("INVALID_VALUE", "NOT_SUPPORTED"), outputs=1),
-    _driver("cuMemCreate", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "NOT_PERMITTED", "NOT_SUPPORTED"), outputs=1),
-    _driver("cuMemExportToShareableHandle", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "NOT_PERMITTED", "NOT_SUPPORTED"), outputs=1),
-    _driver("cuMemImportFromShareableHandle", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "INVALID_HANDLE", "NOT_PERMITTED", "NOT_SUPPORTED", "UNKNOWN"), outputs=1),
-    _driver("cuMemAddressReserve", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "NOT_PERMITTED", "NOT_SUPPORTED"), outputs=1),
-    _driver("cuMemAddressFree", _cuda("INVALID_VALUE", "NOT_PERMITTED", "NOT_SUPPORTED"), on_failure="the range stays reserved", releases=True),
-    _driver("cuMemMap", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "ILLEGAL_STATE", "NOT_PERMITTED", "NOT_SUPPORTED", "SYSTEM_NOT_READY"), blocks_on="a multicast object: every device added"),
-    _driver("cuMemSetAccess", _cuda("INVALID_VALUE", "INVALID_DEVICE", "NOT_SUPPORTED"), on_failure="the range stays mapped without access"),
-    _driver("cuMemUnmap", _cuda("INVALID_VALUE", "NOT_PERMITTED", "NOT_SUPPORTED"), on_failure="the range stays mapped", releases=True),
-    _driver("cuMemRelease", _cuda("INVALID_VALUE", "NOT_PERMITTED", "NOT_SUPPORTED"), on_failure="the reference stays", releases=True),
+    _driver(
+        "cuMemCreate",
+        _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        outputs=1,
+    ),
+    _driver(
+        "cuMemExportToShareableHandle",
+        _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        outputs=1,
+    ),
+    _driver(
+        "cuMemImportFromShareableHandle",
+        _cuda(
+            "INVALID_VALUE",
+            "OUT_OF_MEMORY",
+            "INVALID_DEVICE",
+            "INVALID_HANDLE",
+            "NOT_PERMITTED",
+            "NOT_SUPPORTED",
+            "UNKNOWN",
+        ),
+        outputs=1,
+    ),
+    _driver(
+        "cuMemAddressReserve",
+        _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        outputs=1,
+    ),
+    _driver(
+        "cuMemAddressFree",
+        _cuda("INVALID_VALUE", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        on_failure="the range stays reserved",
+        releases=True,
+    ),
+    _driver(
+        "cuMemMap",
+        _cuda(
+            "INVALID_VALUE",
+            "OUT_OF_MEMORY",
+            "INVALID_DEVICE",
+            "ILLEGAL_STATE",
+            "NOT_PERMITTED",
+            "NOT_SUPPORTED",
+            "SYSTEM_NOT_READY",
+        ),
+        blocks_on="a multicast object: every device added",
+    ),
+    _driver(
+        "cuMemSetAccess",
+        _cuda("INVALID_VALUE", "INVALID_DEVICE", "NOT_SUPPORTED"),
+        on_failure="the range stays mapped without access",
+    ),
+    _driver(
+        "cuMemUnmap",
+        _cuda("INVALID_VALUE", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        on_failure="the range stays mapped",
+        releases=True,
+    ),
+    _driver(
+        "cuMemRelease",
+        _cuda("INVALID_VALUE", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        on_failure="the reference stays",
+        releases=True,
+    ),
     _driver("cuMemAlloc", (*_cuda("INVALID_VALUE", "OUT_OF_MEMORY"), *_STICKY, *_CAPTURE), outputs=1),
-    _driver("cuMemFree", (*_cuda("INVALID_VALUE"), *_STICKY, *_CAPTURE), on_failure="the memory stays", releases=True),
+    _driver(
+        "cuMemFree",
+        (*_cuda("INVALID_VALUE"), *_STICKY, *_CAPTURE),
+        on_failure="the memory stays",
+        releases=True,
+    ),
     _driver("cuMemcpyHtoD", (*_cuda("INVALID_VALUE"), *_STICKY)),
     _driver("cuMemcpyDtoH", (*_cuda("INVALID_VALUE"), *_STICKY)),
     _driver("cuMemsetD8", (*_cuda("INVALID_VALUE"), *_STICKY)),
     _driver("cuMemsetD16", (*_cuda("INVALID_VALUE"), *_STICKY)),
     _driver("cuMemsetD32", (*_cuda("INVALID_VALUE"), *_STICKY)),
     _driver("cuMulticastGetGranularity", _cuda("INVALID_VALUE", "NOT_SUPPORTED"), outputs=1),
-    _driver("cuMulticastCreate", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "NOT_PERMITTED", "NOT_SUPPORTED"), outputs=1),
-    _driver("cuMulticastAddDevice", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "ILLEGAL_STATE", "NOT_PERMITTED", "NOT_SUPPORTED", "UNKNOWN"), on_failure="the device is not in the team: peers block in map and bind"),
-    _driver("cuMulticastBindMem", _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "ILLEGAL_STATE", "NOT_PERMITTED", "NOT_SUPPORTED", "SYSTEM_NOT_READY", "UNKNOWN"), blocks_on="a multicast object: every device added"),
-    _driver("cuMulticastUnbind", _cuda("INVALID_VALUE", "INVALID_DEVICE", "NOT_PERMITTED", "NOT_SUPPORTED", "UNKNOWN"), on_failure="the memory stays bound", releases=True),
+    _driver(
+        "cuMulticastCreate",
+        _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        outputs=1,
+    ),
+    _driver(
+        "cuMulticastAddDevice",
+        _cuda(
+            "INVALID_VALUE",
+            "OUT_OF_MEMORY",
+            "INVALID_DEVICE",
+            "ILLEGAL_STATE",
+            "NOT_PERMITTED",
+            "NOT_SUPPORTED",
+            "UNKNOWN",
+        ),
+        on_failure="the device is not in the team: peers block in map and bind",
+    ),
+    _driver(
+        "cuMulticastBindMem",
+        _cuda(
+            "INVALID_VALUE",
+            "OUT_OF_MEMORY",
+            "INVALID_DEVICE",
+            "ILLEGAL_STATE",
+            "NOT_PERMITTED",
+            "NOT_SUPPORTED",
+            "SYSTEM_NOT_READY",
+            "UNKNOWN",
+        ),
+        blocks_on="a multicast object: every device added",
+    ),
+    _driver(
+        "cuMulticastUnbind",
+        _cuda("INVALID_VALUE", "INVALID_DEVICE", "NOT_PERMITTED", "NOT_SUPPORTED", "UNKNOWN"),
+        on_failure="the memory stays bound",
+        releases=True,
+    ),
 )
 
 
@@ -153,7 +258,12 @@ _RUNTIME: Final = (
 
 
 def _nvml(name: str, *errors: str, releases: bool = False) -> Site:
-    return Site(name, "nvml", tuple(f"NVML_ERROR_{e}" for e in (*errors, "UNINITIALIZED", "UNKNOWN")), releases=releases)
+    return Site(
+        name,
+        "nvml",
+        tuple(f"NVML_ERROR_{e}" for e in (*errors, "UNINITIALIZED", "UNKNOWN")),
+        releases=releases,
+    )
 
 
 _NVML: Final = (
@@ -161,20 +271,47 @@ _NVML: Final = (
     _nvml("nvmlShutdown", releases=True),
     _nvml("nvmlDeviceGetCount"),
     _nvml("nvmlDeviceGetHandleByIndex", "INVALID_ARGUMENT", "NO_PERMISSION", "GPU_IS_LOST", "NOT_FOUND"),
-    _nvml("nvmlDeviceGetGpuFabricInfoV", "INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH", "GPU_IS_LOST"),
+    _nvml(
+        "nvmlDeviceGetGpuFabricInfoV",
+        "INVALID_ARGUMENT",
+        "NOT_SUPPORTED",
+        "FUNCTION_NOT_FOUND",
+        "ARGUMENT_VERSION_MISMATCH",
+        "GPU_IS_LOST",
+    ),
     _nvml("nvmlSystemGetConfComputeState", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND"),
-    _nvml("nvmlSystemGetConfComputeSettings", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH"),
+    _nvml(
+        "nvmlSystemGetConfComputeSettings", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH"
+    ),
     _nvml("nvmlDeviceGetP2PStatus", "INVALID_ARGUMENT", "NOT_SUPPORTED"),
 )
 
 
 def _collective(name: str) -> Site:
-    return Site(f"comm.{name}", "collective", blocks_on="the ranks of the group", on_failure="the group may be out of step")
+    return Site(
+        f"comm.{name}",
+        "collective",
+        blocks_on="the ranks of the group",
+        on_failure="the group may be out of step",
+    )
 
 
 _COLLECTIVE: Final = tuple(
     _collective(name)
-    for name in ("allgather", "allreduce", "barrier", "broadcast", "gather", "reduce", "scatter", "reduce_scatter", "alltoall", "send", "recv", "new_group")
+    for name in (
+        "allgather",
+        "allreduce",
+        "barrier",
+        "broadcast",
+        "gather",
+        "reduce",
+        "scatter",
+        "reduce_scatter",
+        "alltoall",
+        "send",
+        "recv",
+        "new_group",
+    )
 )
 
 _DESCRIPTOR: Final = (
@@ -183,11 +320,33 @@ _DESCRIPTOR: Final = (
     Site("fd.recv", "descriptor", blocks_on="the peer's descriptor, for at most 30 s"),
 )
 
-_MULTICAST_TEXTS = _cuda("INVALID_VALUE", "OUT_OF_MEMORY", "INVALID_DEVICE", "INVALID_HANDLE", "ILLEGAL_STATE", "NOT_PERMITTED", "NOT_SUPPORTED", "SYSTEM_NOT_READY", "UNKNOWN")
+_MULTICAST_TEXTS = _cuda(
+    "INVALID_VALUE",
+    "OUT_OF_MEMORY",
+    "INVALID_DEVICE",
+    "INVALID_HANDLE",
+    "ILLEGAL_STATE",
+    "NOT_PERMITTED",
+    "NOT_SUPPORTED",
+    "SYSTEM_NOT_READY",
+    "UNKNOWN",
+)
 
 _STEP: Final = (
-    Site("workspace.create", "step", _MULTICAST_TEXTS, blocks_on="the ranks of the group", on_failure="whatever the creation had built by then"),
-    Site("workspace.destroy", "step", (*_MULTICAST_TEXTS, *_STICKY), on_failure="whatever the destruction had not given back by then", releases=True),
+    Site(
+        "workspace.create",
+        "step",
+        _MULTICAST_TEXTS,
+        blocks_on="the ranks of the group",
+        on_failure="whatever the creation had built by then",
+    ),
+    Site(
+        "workspace.destroy",
+        "step",
+        (*_MULTICAST_TEXTS, *_STICKY),
+        on_failure="whatever the destruction had not given back by then",
+        releases=True,
+    ),
 )
 
 _VALUES: Final = (
@@ -237,4 +396,6 @@ def is_multicast(site: str) -> bool:
 
 
 assert all(site.domain in DOMAINS for site in SITES.values())
-assert all(error.startswith(("CUDA_ERROR_", "NVML_ERROR_")) for site in SITES.values() for error in site.errors)
+assert all(
+    error.startswith(("CUDA_ERROR_", "NVML_ERROR_")) for site in SITES.values() for error in site.errors
+)

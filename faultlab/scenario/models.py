@@ -73,7 +73,11 @@ class CallsByChance(Closed):
 
 CallNumber = Annotated[int, Field(ge=1, le=1_000_000)]
 CallSelector = (
-    Literal["every"] | CallNumber | Annotated[list[CallNumber], Field(min_length=1)] | CallsFrom | CallsByChance
+    Literal["every"]
+    | CallNumber
+    | Annotated[list[CallNumber], Field(min_length=1)]
+    | CallsFrom
+    | CallsByChance
 )
 
 
@@ -203,7 +207,7 @@ class Budget(Closed):
     group_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 1_800.0
 
 
-DEFAULT_WORKLOAD: tuple[str, ...] = ("create", "use", "create", "use", "destroy", "destroy", "exit")
+DEFAULT_WORKLOAD: tuple[Step, ...] = ("create", "use", "create", "use", "destroy", "destroy", "exit")
 
 
 class Scenario(Closed):

@@ -1,0 +1,52 @@
+"""What the operating system holds for this rank: the other half of the ledger.
+
+Counted are descriptors by kind, sockets, threads that Python knows, entries of
+the rank's own temporary folder, and mapped shared-memory files. What belongs
+to the lab is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from faultlab import limits
+
+
+def take(lab_descriptors: set[int]) -> dict[str, Any]:
+    """One census: plain data for a ``ledger`` event."""
+    kinds: Counter[str] = Counter()
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) in lab_descriptors:
+            continue
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            continue  # The listing's own descriptor is closed by now.
+        kinds[_kind(target)] += 1
+    return {
+        "descriptors": {kind: count for kind, count in sorted(kinds.items()) if kind != "socket"},
+        "sockets": kinds["socket"],
+        "threads": sorted(each.name for each in threading.enumerate()),
+        "folder": sorted(os.listdir(tempfile.gettempdir()))[: limits.LEDGER_OBJECTS],
+        "shared_memory": _shared_memory(),
+    }
+
+
+def _kind(target: str) -> str:
+    if target.startswith("/memfd:"):
+        return "memfd"
+    if target.startswith("/dev/shm/"):
+        return "shared-memory"
+    if target.startswith("/"):
+        return "file"
+    return target.split(":", 1)[0]
+
+
+def _shared_memory() -> list[str]:
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    return sorted({line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line})

@@ -1,0 +1,151 @@
+"""The seam at the CUDA runtime: the ctypes library FlashInfer loads, the
+``cuda.bindings.runtime`` module, and ``torch.cuda``.
+
+FlashInfer looks for a mapped ``libcudart`` at the first use; a CPU process has
+none, so the library object is put in place, and FlashInfer's own wrapper with
+its own error texts runs over it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from faultlab.seam.base import Seam
+from faultlab.seam.conventions import RUNTIME, runtime_text
+
+
+def install(seam: Seam) -> None:
+    """Put the runtime in place everywhere it is reached from Python."""
+    _install_bindings(seam)
+    _install_ctypes(seam)
+    _install_torch(seam)
+
+
+def call(seam: Seam, name: str, *args: Any) -> tuple[int, Any]:
+    """Make one runtime call: the error number and the value, if any."""
+    site = f"cudart.{name}"
+    result = seam.injector.call(site, lambda: seam.machine.call(site, *args), RUNTIME, refers=args)
+    return int(result[0]), result[1] if len(result) > 1 else None
+
+
+def _install_bindings(seam: Seam) -> None:
+    from cuda.bindings import runtime
+
+    def cuda_set_device(device: int) -> Any:
+        code, _ = call(seam, "cudaSetDevice", device)
+        return (runtime.cudaError_t(code),)
+
+    for name in dir(runtime):
+        if name.startswith("cuda") and not isinstance(getattr(runtime, name), type):
+            setattr(runtime, name, seam.refuse(f"cuda.bindings.runtime.{name}"))
+    runtime.cudaSetDevice = cuda_set_device
+
+
+def _install_ctypes(seam: Seam) -> None:
+    from flashinfer.comm import cuda_ipc
+
+    class Library(cuda_ipc.CudaRTLibrary):  # type: ignore[misc]
+        """FlashInfer's wrapper over functions that end at the machine."""
+
+        def __init__(self) -> None:
+            self.funcs = _ctypes_functions(seam)
+            for function in cuda_ipc.CudaRTLibrary.exported_functions:
+                self.funcs.setdefault(function.name, seam.refuse(f"cudart.{function.name}"))
+
+    cuda_ipc.cudart._library = Library()
+
+
+def _ctypes_functions(seam: Seam) -> dict[str, Any]:
+    def malloc(reference: Any, size: int) -> int:
+        code, pointer = call(seam, "cudaMalloc", int(size))
+        if code == 0:
+            reference._obj.value = int(pointer)
+        return code
+
+    return {
+        "cudaSetDevice": lambda device: call(seam, "cudaSetDevice", int(device))[0],
+        "cudaDeviceSynchronize": lambda: call(seam, "cudaDeviceSynchronize")[0],
+        "cudaGetErrorString": lambda error: runtime_text(int(error)).encode(),
+        "cudaMalloc": malloc,
+        "cudaFree": lambda pointer: call(seam, "cudaFree", _address(pointer))[0],
+        "cudaMemset": lambda pointer, byte, size: call(
+            seam, "cudaMemset", _address(pointer), int(byte), int(size)
+        )[0],
+        "cudaMemcpy": lambda to, source, size, kind: call(
+            seam, "cudaMemcpy", _address(to), _address(source), int(size), int(kind)
+        )[0],
+    }
+
+
+def _address(pointer: Any) -> int:
+    """The number in a ctypes pointer, a plain int or None."""
+    if pointer is None:
+        return 0
+    if isinstance(pointer, int):
+        return pointer
+    value = ctypes.cast(pointer, ctypes.c_void_p).value
+    return 0 if value is None else int(value)
+
+
+def _install_torch(seam: Seam) -> None:
+    """The parts of ``torch.cuda`` that set-up code asks; the rest is an unknown call."""
+    import torch
+
+    node_gpus = seam.scenario.topology.gpus.count
+    major, minor = (int(part) for part in seam.scenario.topology.gpus.compute_capability.split("."))
+    current = {"device": seam.rank % node_gpus}
+
+    def synchronize(device: Any = None) -> None:
+        code, _ = call(seam, "cudaDeviceSynchronize")
+        if code:
+            # The words of torch's own AcceleratorError (c10/cuda/CUDAException.cpp).
+            raise torch.AcceleratorError(f"CUDA error: {runtime_text(code)}", code)
+
+    def set_device(device: Any) -> None:
+        index = torch.device("cuda", device).index if isinstance(device, int) else torch.device(device).index
+        code, _ = call(seam, "cudaSetDevice", index)
+        if code:
+            raise torch.AcceleratorError(f"CUDA error: {runtime_text(code)}", code)
+        current["device"] = index
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: node_gpus,
+        "current_device": lambda: current["device"],
+        "get_device_capability": lambda device=None: (major, minor),
+        "get_device_name": lambda device=None: seam.scenario.topology.gpus.model,
+        "set_device": set_device,
+        "synchronize": synchronize,
+        "is_current_stream_capturing": lambda: seam.machine.capturing(),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.cuda._lazy_init = seam.refuse("torch.cuda._lazy_init")
+
+
+def device_mode() -> Any:
+    """A torch function mode under which ``device="cuda"`` makes CPU tensors."""
+    from torch.overrides import TorchFunctionMode
+
+    class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if _is_cuda(kwargs.get("device")):
+                kwargs["device"] = "cpu"
+            if getattr(function, "__name__", "") == "to":
+                args = tuple("cpu" if _is_cuda(each) else each for each in args)
+            if getattr(function, "__name__", "") == "cuda":
+                return args[0]
+            return function(*args, **kwargs)
+
+    return CudaOnCpu()
+
+
+def _is_cuda(device: Any) -> bool:
+    import torch
+
+    if isinstance(device, str):
+        return device.split(":")[0] == "cuda"
+    return isinstance(device, torch.device) and device.type == "cuda"

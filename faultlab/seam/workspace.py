@@ -1,0 +1,117 @@
+"""The seam at FlashInfer's workspace interface: create, destroy, and the pointers read.
+
+``workspace.create`` and ``workspace.destroy`` are whole steps; the constructors
+open the windows ``mnnvl`` and ``trtllm`` that a fault's ``during`` names. Every
+object that creation returns gets an id, which its destruction names again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from faultlab.seam.base import Seam
+from faultlab.seam.conventions import STEP
+
+_ID = "_faultlab_id"
+
+
+def install(seam: Seam, *, create: Any = None) -> None:
+    """Replace FlashInfer's creation function by the reported one.
+
+    ``create``: what makes the workspace; FlashInfer's own function unless given.
+    """
+    import flashinfer.comm
+    from flashinfer.comm import allreduce, mnnvl
+    from flashinfer.comm.allreduce import TRTLLMAllReduceFusionWorkspace
+    from flashinfer.comm.trtllm_mnnvl_ar import MNNVLAllReduceFusionWorkspace
+
+    reported = _create(seam, create or allreduce.create_allreduce_fusion_workspace)
+    allreduce.create_allreduce_fusion_workspace = reported
+    flashinfer.comm.create_allreduce_fusion_workspace = reported
+    for window, kind in (
+        ("mnnvl", MNNVLAllReduceFusionWorkspace),
+        ("trtllm", TRTLLMAllReduceFusionWorkspace),
+    ):
+        _constructor(seam, kind, window)
+        report_destroy(seam, kind, window)
+    _multicast_pointer(seam, mnnvl.SymmDeviceMemory)
+
+
+def _create(seam: Seam, original: Any) -> Any:
+    numbers = itertools.count()
+
+    def create_allreduce_fusion_workspace(*args: Any, **kwargs: Any) -> Any:
+        backend = str(args[0] if args else kwargs.get("backend", "auto"))
+        workspace = seam.injector.call(
+            "workspace.create", lambda: original(*args, **kwargs), STEP, argument=backend
+        )
+        if workspace is not None:
+            _returned(seam, workspace, next(numbers))
+        return workspace
+
+    return create_allreduce_fusion_workspace
+
+
+def _returned(seam: Seam, workspace: Any, number: int) -> None:
+    """Creation returned an object: name it, let its pointer be struck, report it."""
+    setattr(workspace, _ID, f"w{number}")
+    if getattr(workspace, "mc_ptr", None) is not None:
+        workspace.mc_ptr = read(seam, "workspace.mc_ptr", workspace.mc_ptr)
+    pointer = getattr(workspace, "mc_ptr", None) if workspace.backend == "mnnvl" else None
+    seam.link.emit(
+        "workspace",
+        workspace=f"w{number}",
+        backend=workspace.backend,
+        creation=seam.scenario.workspace.creation,
+        mc_ptr=None if pointer is None else int(pointer),
+        needs_multicast=workspace.backend == "mnnvl",
+    )
+
+
+def read(seam: Seam, site: str, true: Any) -> Any:
+    """A value that is read: the true one, or the struck one."""
+
+    class Reading:
+        def fail(self, site: str, code: str) -> Any:
+            raise AssertionError(f"{site} returns no error")
+
+        def result_name(self, result: Any) -> str:
+            return "ok"
+
+    return seam.injector.call(site, lambda: true, Reading(), replace=lambda value: value)
+
+
+def _constructor(seam: Seam, kind: Any, window: str) -> None:
+    original = kind.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        with seam.context.in_window(window):
+            original(self, *args, **kwargs)
+
+    kind.__init__ = __init__
+
+
+def report_destroy(seam: Seam, kind: Any, window: str) -> None:
+    """Make ``destroy`` of this class a site that names its object."""
+    original = kind.destroy
+
+    def destroy(self: Any) -> Any:
+        with seam.context.in_window(window):
+            return seam.injector.call(
+                "workspace.destroy",
+                lambda: original(self),
+                STEP,
+                argument=self.__dict__.get(_ID, ""),
+            )
+
+    kind.destroy = destroy
+
+
+def _multicast_pointer(seam: Seam, kind: Any) -> None:
+    original = kind.get_multicast_ptr
+
+    def get_multicast_ptr(self: Any) -> int:
+        return int(read(seam, "symm.multicast_ptr", original(self)))
+
+    kind.get_multicast_ptr = get_multicast_ptr
