@@ -301,7 +301,7 @@ class Injector:
         )
 
     def _leave(self, identity: int, site: str, result: str, value: Any) -> None:
-        touched = self.machine.touched() if SITES[site].domain in ("driver", "runtime") else Touched()
+        touched = self._touched(site)
         self.link.emit(
             "leave",
             id=identity,
@@ -312,6 +312,16 @@ class Injector:
             released=touched.released,
             value=value if isinstance(value, (int, bool)) else None,
         )
+
+    def _touched(self, site: str) -> Touched:
+        """What the call itself made and released. A step is made of calls that
+        said so themselves; only a mocked one makes its memory on its own."""
+        touched = self.machine.touched()
+        if SITES[site].domain in ("driver", "runtime"):
+            return touched
+        if SITES[site].domain != "step":
+            return Touched()
+        return Touched([each for each in touched.made if each.kind == "standin"])
 
     def _leave_raised(self, identity: int, site: str, error: BaseException) -> None:
         self.link.emit(

@@ -17,6 +17,10 @@ from typing import Any
 from faultlab import limits
 
 
+#: The simulated machine's own: device memory is counted by its ledger.
+_MACHINE_MEMORY = "/memfd:faultlab-"
+
+
 def take(lab_descriptors: set[int]) -> dict[str, Any]:
     """One census: plain data for a ``ledger`` event."""
     kinds: Counter[str] = Counter()
@@ -27,7 +31,8 @@ def take(lab_descriptors: set[int]) -> dict[str, Any]:
             target = os.readlink(f"/proc/self/fd/{entry}")
         except OSError:
             continue  # The listing's own descriptor is closed by now.
-        kinds[_kind(target)] += 1
+        if not target.startswith(_MACHINE_MEMORY):
+            kinds[_kind(target)] += 1
     return {
         "descriptors": {kind: count for kind, count in sorted(kinds.items()) if kind != "socket"},
         "sockets": kinds["socket"],

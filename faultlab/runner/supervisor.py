@@ -72,6 +72,7 @@ class Supervisor:
         self._board_version = board.version
         self._last_message = time.monotonic()
         self._quiet_since: float | None = None
+        self._seen = Movement.RUNNING
         self._ending = False
         self._meetings: dict[str, set[int]] = {}
         self._began = time.monotonic()
@@ -131,7 +132,7 @@ class Supervisor:
     def _patience(self) -> float:
         """How long the loop may sleep: until the next deadline, or a sample."""
         now = self._clock.now()
-        if self._quiet_since is not None:
+        if self._seen is not Movement.RUNNING:
             return limits.STANDSTILL_SAMPLE_S
         deadline = standstill.earliest_deadline(self._ranks)
         ahead = 0.5 if deadline is None else min(0.5, max(0.0, deadline - now))
@@ -391,9 +392,8 @@ class Supervisor:
     # ------------------------------------------------------------ standstill
 
     def _watch_movement(self) -> None:
-        if self._ending:
-            return
-        seen = standstill.movement(self._ranks)
+        seen = Movement.RUNNING if self._ending else standstill.movement(self._ranks)
+        self._seen = seen
         if seen is Movement.RUNNING or not any(state.alive for state in self._ranks):
             self._quiet_since = None
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from faultlab import limits
 from faultlab.topology.models import Topology
@@ -50,12 +50,31 @@ class RandomRanks(Closed):
     seed: int = 0
 
 
-RankSelector = (
-    Literal["all", "first", "last", "all-but-first"]
-    | list[Annotated[int, Field(ge=0, lt=limits.RANKS)]]
-    | NodeRanks
-    | RandomRanks
-)
+def _kind_of_ranks(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<word>"
+    if isinstance(value, (list, tuple)):
+        return "<list>"
+    if isinstance(value, NodeRanks) or (isinstance(value, dict) and "node" in value):
+        return "<node>"
+    if isinstance(value, RandomRanks) or (isinstance(value, dict) and "random" in value):
+        return "<random>"
+    return None
+
+
+# The unions of this format are told apart by the form of the value, so that a
+# mistake in one form is reported once and not once for every other form.
+RankSelector = Annotated[
+    Annotated[Literal["all", "first", "last", "all-but-first"], Tag("<word>")]
+    | Annotated[
+        list[Annotated[int, Field(ge=0, lt=limits.RANKS)]],
+        Field(min_length=1, max_length=limits.RANKS),
+        Tag("<list>"),
+    ]
+    | Annotated[NodeRanks, Tag("<node>")]
+    | Annotated[RandomRanks, Tag("<random>")],
+    Discriminator(_kind_of_ranks),
+]
 
 
 class CallsFrom(Closed):
@@ -71,14 +90,29 @@ class CallsByChance(Closed):
     seed: int = 0
 
 
+def _kind_of_calls(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<word>"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "<number>"
+    if isinstance(value, (list, tuple)):
+        return "<list>"
+    if isinstance(value, CallsFrom) or (isinstance(value, dict) and ("from" in value or "from_" in value)):
+        return "<from>"
+    if isinstance(value, CallsByChance) or (isinstance(value, dict) and "chance" in value):
+        return "<chance>"
+    return None
+
+
 CallNumber = Annotated[int, Field(ge=1, le=1_000_000)]
-CallSelector = (
-    Literal["every"]
-    | CallNumber
-    | Annotated[list[CallNumber], Field(min_length=1)]
-    | CallsFrom
-    | CallsByChance
-)
+CallSelector = Annotated[
+    Annotated[Literal["every"], Tag("<word>")]
+    | Annotated[CallNumber, Tag("<number>")]
+    | Annotated[list[CallNumber], Field(min_length=1, max_length=1_000), Tag("<list>")]
+    | Annotated[CallsFrom, Tag("<from>")]
+    | Annotated[CallsByChance, Tag("<chance>")],
+    Discriminator(_kind_of_calls),
+]
 
 
 class Effect(Closed):
@@ -150,7 +184,22 @@ class CaptureStep(Closed):
     capture: Annotated[list[Step], Field(min_length=1, max_length=limits.STEPS_PER_WORKLOAD)]
 
 
-Step = Literal["create", "use", "collective", "destroy", "exit"] | UseStep | CaptureStep
+def _kind_of_step(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<word>"
+    if isinstance(value, UseStep) or (isinstance(value, dict) and "use" in value):
+        return "<use>"
+    if isinstance(value, CaptureStep) or (isinstance(value, dict) and "capture" in value):
+        return "<capture>"
+    return None
+
+
+Step = Annotated[
+    Annotated[Literal["create", "use", "collective", "destroy", "exit"], Tag("<word>")]
+    | Annotated[UseStep, Tag("<use>")]
+    | Annotated[CaptureStep, Tag("<capture>")],
+    Discriminator(_kind_of_step),
+]
 
 
 class Subject(Closed):
@@ -184,9 +233,12 @@ class WorkspaceSpec(Closed):
 
 
 class Break(Closed):
-    """A known break: where it is reported, and for which subjects it holds."""
+    """A known break: where it is reported, and for which subjects it holds.
 
-    url: str
+    ``subjects``: names, each with versions if only some break: ``vllm>=0.25,<0.27``.
+    """
+
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")]
     subjects: str | None = None
 
 
@@ -214,7 +266,9 @@ class Scenario(Closed):
     """One scenario, complete: what to run, on what, and what must be seen.
 
     ``id`` is stable: ``stem[key=value,…]``, without the lane. ``path``,
-    ``line`` and ``column`` are the place in the file it came from.
+    ``line`` and ``column`` are the place in the file it came from: the top
+    key, or the first axis's value. ``matrix`` maps each axis to the name of
+    its value in this scenario.
     """
 
     id: str

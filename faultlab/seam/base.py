@@ -7,6 +7,7 @@ module of its own and name it in ``faultlab/seam/install.py``.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,9 @@ class Seam:
     injector: Injector
     context: Context
     link: Link
+    #: How often creation was asked for, by the back end that was named: the same
+    #: number on every rank, also on one whose creation was struck.
+    creations: Counter[str] = field(default_factory=Counter)
     _unknown: set[str] = field(default_factory=set)
 
     def unknown(self, name: str) -> UnknownCall:

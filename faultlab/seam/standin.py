@@ -9,7 +9,6 @@ undone is the scenario's word, at ``workspace.create``, ``workspace.mc_ptr`` and
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 from unittest import mock
 
@@ -24,16 +23,16 @@ def make_create(seam: Seam) -> Any:
     from flashinfer.comm import allreduce
 
     standin = mock.create_autospec(allreduce.create_allreduce_fusion_workspace)
-    numbers = itertools.count()
 
     def create(backend: str = "auto", **arguments: Any) -> Any:
-        return _build(seam, _resolve(seam, backend, arguments), next(numbers), arguments)
+        key = f"{backend}-{seam.creations[backend]}"
+        return _build(seam, _resolve(seam, backend), key, arguments)
 
     standin.side_effect = create
     return standin
 
 
-def _resolve(seam: Seam, backend: str, arguments: dict[str, Any]) -> str:
+def _resolve(seam: Seam, backend: str) -> str:
     """FlashInfer's automatic choice (allreduce.py): mnnvl where every rank has
     multicast, else trtllm; an explicit choice as it is."""
     from flashinfer.comm.mnnvl import is_multicast_supported
@@ -43,14 +42,14 @@ def _resolve(seam: Seam, backend: str, arguments: dict[str, Any]) -> str:
     return "mnnvl" if is_multicast_supported(seam.rank % seam.scenario.topology.gpus.count) else "trtllm"
 
 
-def _build(seam: Seam, backend: str, number: int, arguments: dict[str, Any]) -> Any:
+def _build(seam: Seam, backend: str, key: str, arguments: dict[str, Any]) -> Any:
     with seam.context.in_window(backend):
         world_size = int(arguments["world_size"])
         rank_bytes = (
             int(arguments["max_token_num"]) * int(arguments["hidden_dim"]) * arguments["dtype"].itemsize
         )
         size_bytes = _BUFFERS * world_size * world_size * rank_bytes
-        address = seam.machine.make_standin(f"{backend}-{number}", world_size, size_bytes)  # type: ignore[attr-defined]
+        address = seam.machine.make_standin(key, world_size, size_bytes)  # type: ignore[attr-defined]
         kind = _mnnvl_class(seam) if backend == "mnnvl" else _trtllm_class(seam)
         return kind(address, **arguments)
 

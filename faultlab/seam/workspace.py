@@ -8,6 +8,8 @@ object that creation returns gets an id, which its destruction names again.
 from __future__ import annotations
 
 import itertools
+import sys
+from types import FrameType
 from typing import Any
 
 from faultlab.seam.base import Seam
@@ -43,6 +45,7 @@ def _create(seam: Seam, original: Any) -> Any:
 
     def create_allreduce_fusion_workspace(*args: Any, **kwargs: Any) -> Any:
         backend = str(args[0] if args else kwargs.get("backend", "auto"))
+        seam.creations[backend] += 1
         workspace = seam.injector.call(
             "workspace.create", lambda: original(*args, **kwargs), STEP, argument=backend
         )
@@ -102,10 +105,16 @@ def report_destroy(seam: Seam, kind: Any, window: str) -> None:
                 "workspace.destroy",
                 lambda: original(self),
                 STEP,
-                argument=self.__dict__.get(_ID, ""),
+                argument=self.__dict__.get(_ID, "") + _finalizer(sys._getframe(1)),
             )
 
     kind.destroy = destroy
+
+
+def _finalizer(caller: FrameType) -> str:
+    """A mark for a call that nobody made: FlashInfer's ``__del__`` destroys what
+    was not destroyed (workspace_base.py)."""
+    return " by its finalizer" if caller.f_code.co_name == "__del__" else ""
 
 
 def _multicast_pointer(seam: Seam, kind: Any) -> None:
