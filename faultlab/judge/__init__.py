@@ -4,7 +4,7 @@ Promise: ``judge`` is a pure function of a run's folder: the same folder always
 gets the same judgement, on any machine, with or without GPUs. The parts, in
 the order in which they are used:
 
-    facts      the folder as typed facts (records, paths, decisions besides)
+    reading    the folder as typed ``facts`` (``records``, ``paths``, ``decisions`` besides)
     outcome    how each rank and the group ended, in one word
     registry   every invariant's finding; one file each under ``invariants/``
     cascade    takes back what only followed from a crash or a hang
@@ -18,9 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from faultlab.judge.facts import Facts, read_facts
+from faultlab.judge.facts import Facts
 from faultlab.judge.finding import Finding
 from faultlab.judge.outcome import GroupOutcome, outcome_of
+from faultlab.judge.reading import read_facts
 from faultlab.judge.registry import judge_all
 from faultlab.judge.verdict import Verdict, verdict_of
 

@@ -103,14 +103,15 @@ def _known(rank: RankFacts) -> list[LedgerObject]:
 
 
 def _together(roots: Iterable[str], known: list[LedgerObject]) -> set[str]:
-    """The roots, what they keep alive, and what stands on them."""
+    """The roots, what stands on them, and what all of these keep alive: a mapping that
+    stays because its handle's release was struck keeps its range."""
     keeps: dict[str, set[str]] = {}
     stands: dict[str, set[str]] = {}
     for each in known:
         for other in each.depends_on:
             keeps.setdefault(each.id, set()).add(other)
             stands.setdefault(other, set()).add(each.id)
-    return _reached(set(roots), keeps) | _reached(set(roots), stands)
+    return _reached(_reached(set(roots), stands), keeps)
 
 
 def _reached(start: set[str], edges: dict[str, set[str]]) -> set[str]:

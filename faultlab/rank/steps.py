@@ -110,20 +110,30 @@ def _created(workspace: Any) -> dict[str, Any]:
     }
 
 
+#: The rows repeat with this period: a prime, so no slot or row is aligned with it.
+_PERIOD = 13
+
+
+def _pattern(rank: int, number: int) -> torch.Tensor:
+    """One period of the rank's values: small integers, so every sum is exact in float32."""
+    return (torch.arange(_PERIOD) * (rank + 3) + 7 * number + rank) % _PERIOD - _PERIOD // 2
+
+
+def _rows(pattern: torch.Tensor, tokens: int, hidden_dim: int) -> torch.Tensor:
+    count = tokens * hidden_dim
+    return pattern.repeat(-(-count // _PERIOD))[:count].view(tokens, hidden_dim)
+
+
 def make_input(rank: int, number: int, tokens: int, workspace: Any) -> torch.Tensor:
-    """The rank's rows for use ``number``: small integers, so a sum is exact in
-    float32 and every wrong slot shows. Shape ``[tokens, hidden_dim]``."""
-    count = tokens * workspace.hidden_dim
-    values = (torch.arange(count, dtype=torch.int32) * (rank + 3) + 7 * number + rank) % 13 - 6
-    return values.reshape(tokens, workspace.hidden_dim).to(getattr(torch, workspace.dtype))
+    """The rank's rows for use ``number``, different for every rank and use, so that
+    every wrong slot shows. Shape ``[tokens, hidden_dim]``."""
+    return _rows(_pattern(rank, number).to(getattr(torch, workspace.dtype)), tokens, workspace.hidden_dim)
 
 
 def make_reference(ranks: int, number: int, tokens: int, workspace: Any) -> torch.Tensor:
     """The exact sum over all ranks, in float64."""
-    total = torch.zeros(tokens, workspace.hidden_dim, dtype=torch.float64)
-    for rank in range(ranks):
-        total += make_input(rank, number, tokens, workspace).to(torch.float64)
-    return total
+    total = torch.stack([_pattern(rank, number) for rank in range(ranks)]).sum(0)
+    return _rows(total.to(torch.float64), tokens, workspace.hidden_dim)
 
 
 def compare(output: Any, reference: torch.Tensor, ranks: int) -> tuple[float, float]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from faultlab.report.results import result_object
-
 from faultlab import limits
 from faultlab.errors import UsageError
 from faultlab.judge import judge
+from faultlab.report.results import result_object
 
 
 def judge_all(folder: Path) -> list[dict[str, Any]]:

@@ -32,7 +32,10 @@ def preload() -> None:
     import pynvml
     import torch.multiprocessing
 
+    import faultlab.machine.simulated.machine
     import faultlab.rank.program
+    import faultlab.subjects.flashinfer
+    import faultlab.subjects.reference
 
     assert cuda.bindings.driver and flashinfer.comm and pynvml and faultlab.rank.program
     torch.set_num_threads(1)

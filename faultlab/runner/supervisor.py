@@ -155,6 +155,8 @@ class Supervisor:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(peer))
 
     def _hear(self, peer: Peer) -> None:
+        if peer not in self._peers:
+            return  # Drained in this very turn, when its rank's end was heard.
         try:
             data, fds = wire.receive(peer.connection)
         except OSError:

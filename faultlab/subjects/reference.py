@@ -230,6 +230,10 @@ def leftovers_of(workspace: Any) -> list[Callable[[], None]]:
 def vote(environment: Environment, name: str, problem: str) -> None:
     """Tell every rank what happened here. Raises StepFailed on every rank if
     any rank reports a problem; the text is the same everywhere."""
+    anybody = torch.tensor([1 if problem else 0])
+    dist.all_reduce(anybody, op=dist.ReduceOp.MAX, group=environment.group)
+    if not int(anybody):
+        return
     problems: list[Any] = [None] * environment.world_size
     dist.all_gather_object(problems, problem, group=environment.group)
     told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]

@@ -29,7 +29,8 @@ def test_a_fault_before_add_device_on_one_rank_is_a_hang_found_at_once(run_text:
         BARE + "faults: [{at: cuMulticastAddDevice, ranks: [1], effect: {error: CUDA_ERROR_ILLEGAL_STATE}}]\n"
     )
     assert result["outcome"] == "hang"
-    assert broken(result) == {"bounded_init"}
+    # The rank that failed also leaves its half-built multicast object behind.
+    assert broken(result) == {"bounded_init", "no_leak"}
     (hang,) = [event for event in events.read(folder / "supervisor.jsonl") if event["kind"] == "hang"]
     waits = {wait["rank"]: wait for wait in hang["waits"]}
     assert waits[0]["site"] == "cuMemMap"

@@ -61,11 +61,8 @@ def _fallback(rank: RankFacts, returned: Returned) -> Call | None:
 
 
 def _crashed_in(rank: RankFacts, call: Call) -> bool:
-    """Whether the rank's crash shows while this call runs: it was handed the object itself."""
-    if rank.crash is None or rank.crash.moment.n < call.began.n:
-        return False
-    # A kernel's own error is recorded right after the call came back.
-    return call.ended is None or rank.crash.moment.n <= call.ended.n + 1
+    """Whether the rank's crash came of this call: it was handed the object itself."""
+    return rank.crash is not None and rank.crash.moment.n > call.began.n and not call.ok
 
 
 def _times_destroyed(rank: RankFacts, returned: Returned, end: int) -> int:
