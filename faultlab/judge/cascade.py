@@ -1,10 +1,12 @@
 """No cascades: what only followed from a crash or a hang is not judged.
 
 Promise: after a crash only ``no_cuda_crash``, after a hang only ``bounded_init``
-is broken, besides what an earlier event had broken. Earlier means: on a rank
-that crashed or hung, before that; on any other rank, in an earlier step of the
-workload. Which of two ranks was first within a step differs from run to run,
-and a verdict must not.
+is broken, besides what an earlier event had broken. Earlier than a crash is, on
+the rank itself, what came before it, and on the others, what they did in earlier
+steps of the workload. Earlier than a hang is whatever a rank recorded: nobody
+could move when it was found, so a rank had always come just as far. What ranks
+did together must lie in an earlier step. Machine time decides nothing: which of
+two ranks is first within a step differs from run to run, and a verdict must not.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _OWN: Final = {"crash": "no_cuda_crash", "hang": "bounded_init"}
 
 @dataclass(frozen=True)
 class Stop:
-    """Where the run went no further. ``ranks``: the event number at which each of those ranks stopped."""
+    """Where the run went no further. ``ranks``: from which event on nothing of a rank counts any more;
+    of a rank that is not there, and of the group, only what lies before ``step`` counts."""
 
     word: str
     step: int
@@ -39,16 +42,14 @@ def stop_of(facts: Facts) -> Stop | None:
     """The crash of a run, else its hang, else nothing."""
     crashed = [(rank.rank, rank.crash) for rank in facts.judged if rank.crash is not None]
     if crashed:
-        first, crash = crashed[0]
-        step = min(each.moment.step for _, each in crashed)
+        first, crash = min(crashed, key=lambda each: each[1].moment.step)
         numbers = {rank: each.moment.n for rank, each in crashed}
-        return Stop("crash", step, numbers, f"rank {first} crashed: {crash.text}")
-    hung = [(rank, rank.hung) for rank in facts.judged if rank.hung is not None]
+        return Stop("crash", crash.moment.step, numbers, f"rank {first} crashed: {crash.text}")
+    hung = [(rank.rank, rank.hung) for rank in facts.judged if rank.hung is not None]
     if hung:
-        first_rank, stuck = hung[0]
-        step = min(each.index for _, each in hung)
-        numbers = {rank.rank: rank.last.n for rank, _ in hung}
-        return Stop("hang", step, numbers, f"rank {first_rank.rank} never left {stuck.title}")
+        first, stuck = min(hung, key=lambda each: each[1].index)
+        numbers = {rank.rank: rank.last.n + 1 for rank in facts.judged}
+        return Stop("hang", stuck.index, numbers, f"rank {first} never left {stuck.title}")
     return None
 
 

@@ -2,8 +2,8 @@
 
 Promise: an object is exempt if the call that made it was struck after it ran
 (its maker never learnt of it), if its own release was struck, or if it hangs
-together with such an object: what an exempt object keeps alive, and what stands
-on it. A struck ``workspace.destroy`` exempts everything that was made inside
+together with such an object: what stands on it, and whatever these keep alive
+(a handle whose release failed, its mapping, and the range of that). A struck ``workspace.destroy`` exempts everything that was made inside
 that workspace's creation, and the rank's descriptors, threads and files with it.
 ``no_leak`` is the only reader; another invariant about what is left would ask here too.
 """

@@ -120,7 +120,8 @@ def _join_calls(rank: RankFacts, recorded: list[Event]) -> None:
     for call in rank.calls:
         event = ends.get(call.identity)
         if event is not None and int(event["n"]) <= rank.last.n:
-            made = tuple(_object(each) for each in event.get("made", ()))
+            # What a call that failed had made, if anything, is in the event of its fault.
+            made = tuple(_object(each) for each in event.get("made", ()) if event["result"] == "ok")
             ended = replace(call.began, n=int(event["n"]), t=float(event["t"]))
             call = replace(call, ended=ended, result=str(event["result"]), made=made)
         joined.append(call)

@@ -96,10 +96,12 @@ def _block(result: Result, *, answered: bool) -> Iterator[Line]:
 
 
 def _broken(result: Result, unexpected: Sequence[str]) -> Iterator[Line]:
+    """Each broken invariant, unless the answer is that very sentence."""
     for name, finding in result["invariants"].items():
-        if finding["state"] == "broken":
-            known = "" if name in unexpected else " (expected)"
-            yield from _wrapped(f"{name}{known}: {finding['reason']}", style="" if known else "red")
+        if finding["state"] != "broken" or _answer(result) == f"{name}: {finding['reason']}":
+            continue
+        known = "" if name in unexpected else " (expected)"
+        yield from _wrapped(f"{name}{known}: {finding['reason']}", style="" if known else "red")
 
 
 def _unfired(result: Result) -> Iterator[Line]:

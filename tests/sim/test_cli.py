@@ -113,7 +113,8 @@ WRONG = {
     "rank-out-of-range": GOOD + "faults: [{at: cuMemCreate, ranks: [7], effect: {hang: true}}]\n",
     "alias-bomb": "faultlab: 1\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n"
     "d: &d [*c,*c,*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d,*d]\n",
-    "huge-matrix": GOOD + "matrix: {" + ", ".join(f"faults.{i}.effect: [1,2,3,4,5,6,7,8,9,10]" for i in range(8)) + "}\n",
+    "huge-matrix": GOOD
+    + f"matrix: {{workspace.hidden_dim: {list(range(8, 108))}, workspace.max_token_num: {list(range(1, 101))}}}\n",
     "python-tag": "faultlab: 1\ntitle: !!python/object/apply:os.system [echo]\n",
     "tabs": "faultlab: 1\ntitle: x\nfaults:\n\t- at: cuMemCreate\n",
     "empty": "",
