@@ -117,23 +117,19 @@ def _waits(result: Result) -> Iterator[Line]:
         return
     yield "", f"{_INDENT}who waits for whom:"
     rows = [_wait_row(rank) for rank in blocked]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        yield from _wrapped(f"{cells}  {row[3]}", indent=f"{_INDENT}  ")
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for *row, text in rows:
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "", f"{_INDENT}  {cells}"
+        yield from _wrapped(text, indent=f"{_INDENT}    ")
 
 
-def _wait_row(rank: dict[str, Any]) -> tuple[str, str, str, str]:
+def _wait_row(rank: dict[str, Any]) -> tuple[str, str, str, str, str]:
     wait = rank["blocked_on"]
     peers = ", ".join(str(peer) for peer in wait["waits_for"])
     peers = peers if len(peers) <= 16 else f"{len(wait['waits_for'])} ranks"
-    told = f"{wait['text']}, " if wait["text"] else ""
-    return (
-        f"rank {rank['rank']}",
-        wait["site"] or "-",
-        f"for {peers or '-'}",
-        f"{told}since {wait['since']:.2f} s",
-    )
+    site = "-" if wait["kind"] == "meet" else wait["site"] or "-"
+    return f"rank {rank['rank']}", site, f"for {peers or '-'}", f"since {wait['since']:.2f} s", wait["text"]
 
 
 def _answer(result: Result) -> str:

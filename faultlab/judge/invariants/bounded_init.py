@@ -73,7 +73,9 @@ def standstill(facts: Facts, rank: RankFacts, step: Step) -> str:
         why = wording.shortened(facts.over_budget, 200) or "nobody said what it waits for"
         return f"{text}: {why}"
     text += f": it {row.title}"
-    peers = [facts.wait_of(peer) for peer in row.waits_for]
+    # Without a peer that is still to come, the ranks met in different calls: say one of those.
+    others = row.waits_for or [peer.rank for peer in facts.ranks if peer.hung and peer is not rank][:1]
+    peers = [facts.wait_of(peer) for peer in others]
     said = [f"rank {peer.rank} {peer.title}" for peer in peers if peer is not None and peer.rank != rank.rank]
     gone = [facts.ranks[peer].ended for peer in row.waits_for if 0 <= peer < len(facts.ranks)]
     said += [f"that rank was {ended.title}" for ended in gone if ended is not None and ended.how != "hung"]
