@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
 import typer
-from faultlab.scenario.load import check_paths, load_paths
 from rich.console import Console
 
 from faultlab.errors import FaultlabError, ScenarioError
+from faultlab.scenario.load import check_paths, load_paths
 
 app = typer.Typer(
     add_completion=False,
@@ -68,8 +68,8 @@ def _fail(text: str, status: int) -> NoReturn:
 def run(
     paths: Paths,
     select: Annotated[
-        Optional[str], typer.Option("-k", help="Only ids that match: an id, or words with and, or, not.")
-    ] = None,  # noqa: UP045
+        str | None, typer.Option("-k", help="Only ids that match: an id, or words with and, or, not.")
+    ] = None,
     lane: Annotated[Lane, typer.Option(help="The simulated machine, the real one, or both.")] = Lane.sim,
     subject: Annotated[Optional[str], typer.Option(help="Run this subject instead of the files'.")] = None,  # noqa: UP045
     out: Annotated[Optional[Path], typer.Option(help="Keep results and events in this folder.")] = None,  # noqa: UP045
@@ -129,8 +129,8 @@ def list_scenarios(
 @app.command()
 def sites(
     paths: Annotated[
-        Optional[list[Path]], typer.Argument(help="A scenario whose sites are traced live.")
-    ] = None,  # noqa: UP045
+        list[Path] | None, typer.Argument(help="A scenario whose sites are traced live.")
+    ] = None,
     select: Annotated[Optional[str], typer.Option("-k", help="Which scenario of the file.")] = None,  # noqa: UP045
 ) -> None:
     """List every site; with a scenario, those its ranks reach, counted in a live run without its faults."""

@@ -18,12 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from faultlab.scenario.selectors import ranks_of, strikes
-
 from faultlab.codes import CUDA, NVML
 from faultlab.machine.base import Machine, Touched
 from faultlab.rank.link import Link
 from faultlab.scenario.models import Effect, Fault
+from faultlab.scenario.selectors import ranks_of, strikes
 from faultlab.sites import SITES, split_site
 
 #: A wait as the events describe it, or None.

@@ -56,9 +56,8 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One item per scenario and lane. A wrong file is an error of this file alone."""
-        from faultlab.scenario.load import load_file
-
         from faultlab.runner.batch import items_of
+        from faultlab.scenario.load import load_file
 
         try:
             scenarios = load_file(self.path)
@@ -83,7 +82,6 @@ class ScenarioItem(pytest.Item):
     def runtest(self) -> None:
         """Run and judge. Raises ScenarioFailure unless it passes; skips with the reason."""
         from faultlab.report.text import render_result
-
         from faultlab.runner.batch import run_item, skip_reason
 
         reason = skip_reason(self._item)

@@ -30,7 +30,9 @@ def write_scenario(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def run_text(faultlab_session: Any, write_scenario: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def run_text(
+    faultlab_session: Any, write_scenario: Callable[..., Path], tmp_path: Path
+) -> Iterator[Callable[..., Any]]:
     """Run the one scenario of a text: its result, and the folder of its events."""
     folders: list[Path] = []
 

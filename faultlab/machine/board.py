@@ -139,7 +139,12 @@ class Board:
         self._collect()
         return {
             "memory": [
-                {"number": m.number, "gpu": m.gpu, "size_bytes": m.size_bytes, "multicast": m.team is not None}
+                {
+                    "number": m.number,
+                    "gpu": m.gpu,
+                    "size_bytes": m.size_bytes,
+                    "multicast": m.team is not None,
+                }
                 for m in self._memory.values()
             ],
             "private": len(self._private),
@@ -212,7 +217,9 @@ class Board:
     def do_create_multicast(self, rank: int, size_bytes: int, devices: int, shareable: bool) -> Answer:
         """A multicast object for ``devices`` devices: its number. Book-keeping only."""
         memory = self._add(
-            Memory(0, -1, size_bytes, shareable=shareable, team=Team(devices), handles={rank: 1}, creator=rank)
+            Memory(
+                0, -1, size_bytes, shareable=shareable, team=Team(devices), handles={rank: 1}, creator=rank
+            )
         )
         self.version += 1
         return Reply(memory.number)
@@ -317,7 +324,10 @@ class Board:
             return Reply("CUDA_ERROR_INVALID_VALUE")
         if not team.complete:
             return self._incomplete(team, "cuMulticastBindMem")
-        if not team.slot and sum(1 for m in self._memory.values() if m.team and m.team.slot) >= MULTICAST_SLOTS:
+        if (
+            not team.slot
+            and sum(1 for m in self._memory.values() if m.team and m.team.slot) >= MULTICAST_SLOTS
+        ):
             return Reply("CUDA_ERROR_OUT_OF_MEMORY")
         if rank in team.bound or self._memory[memory].gpu != team.devices[rank]:
             return Reply("CUDA_ERROR_INVALID_VALUE")

@@ -16,7 +16,6 @@ from typing import Any
 
 from faultlab import limits
 
-
 #: The simulated machine's own: device memory is counted by its ledger.
 _MACHINE_MEMORY = "/memfd:faultlab-"
 

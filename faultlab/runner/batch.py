@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from _pytest.mark.expression import Expression
-from faultlab.report.results import result_object, skipped_result
 
 from faultlab.errors import UsageError
 from faultlab.judge import judge
+from faultlab.report.results import result_object, skipped_result
 from faultlab.runner.session import Session, keep
 from faultlab.scenario.models import Scenario, Subject
+from faultlab.scenario.words import Wrong, subject_of
 from faultlab.subjects.load import missing_reason
 
 #: One result: an object of results.jsonl.
@@ -40,7 +41,9 @@ class Item:
 
 def items_of(scenarios: Iterable[Scenario], lanes: Sequence[str], subject: str | None = None) -> list[Item]:
     """The items of some scenarios. With ``subject`` it replaces the file's."""
-    found: list[Any] = []
+    if subject is not None and isinstance(wrong := subject_of(subject), Wrong):
+        raise UsageError(f"--subject: {wrong.message}\n  {wrong.hint}")
+    found: list[Item] = []
     for scenario in scenarios:
         chosen = scenario
         overrides: tuple[tuple[str, str], ...] = ()
@@ -92,7 +95,7 @@ def run_item(session: Session, item: Item, out: Path | None = None) -> Result:
     """Run and judge one item. Raises LabError if the lab itself failed."""
     reason = skip_reason(item)
     if reason:
-        return skipped_result(item.scenario, item.lane, reason)
+        return skipped_result(item.scenario, item.lane, reason, dict(item.overrides))
     folder = session.run(item.scenario, item.lane, overrides=dict(item.overrides))
     try:
         result = result_object(judge(folder), folder)

@@ -28,10 +28,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from faultlab.machine.board import Board
-
 from faultlab import events, limits
 from faultlab.errors import LabError
+from faultlab.machine.board import Board
 from faultlab.runner import cleanup
 from faultlab.runner.supervisor import Supervisor
 from faultlab.scenario.models import Scenario

@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from faultlab.machine.board import Board, Reply, Waiting
-
 from faultlab import events, limits
 from faultlab.errors import LabError
+from faultlab.machine.board import Board, Reply, Waiting
 from faultlab.runner import standstill, wire
 from faultlab.runner.clock import MachineClock
 from faultlab.runner.standstill import Movement, RankState, Thread, Wait

@@ -41,7 +41,11 @@ RESULT_KEYS = {
 
 def faultlab(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "faultlab.cli", *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "faultlab.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -109,7 +113,8 @@ def test_the_replay_command_runs_it_again(write_scenario: Callable[..., Path], t
 WRONG = {
     "unknown-key": GOOD + "rank: 2\n",
     "unknown-site": GOOD + "faults: [{at: cuMulticastAdDevice, effect: {hang: true}}]\n",
-    "impossible-code": GOOD + "faults: [{at: cuMemAddressReserve, effect: {error: CUDA_ERROR_ILLEGAL_STATE}}]\n",
+    "impossible-code": GOOD
+    + "faults: [{at: cuMemAddressReserve, effect: {error: CUDA_ERROR_ILLEGAL_STATE}}]\n",
     "rank-out-of-range": GOOD + "faults: [{at: cuMemCreate, ranks: [7], effect: {hang: true}}]\n",
     "alias-bomb": "faultlab: 1\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n"
     "d: &d [*c,*c,*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d,*d]\n",

@@ -55,11 +55,19 @@ class Lab:
         return folder.name
 
     def forkserver(self) -> int:
-        (found,) = [p.pid for p in psutil.Process(self.main.pid).children() if "faultlab.runner.forkserver" in p.cmdline()]
+        (found,) = [
+            p.pid
+            for p in psutil.Process(self.main.pid).children()
+            if "faultlab.runner.forkserver" in p.cmdline()
+        ]
         return found
 
     def warden(self) -> int:
-        (found,) = [p.pid for p in psutil.Process(self.main.pid).children() if any("cleanup.py" in w for w in p.cmdline())]
+        (found,) = [
+            p.pid
+            for p in psutil.Process(self.main.pid).children()
+            if any("cleanup.py" in w for w in p.cmdline())
+        ]
         return found
 
     def ranks(self) -> list[int]:
@@ -101,7 +109,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def gone(pids: list[int]) -> bool:
-    return all(not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in pids)
+    return all(
+        not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in pids
+    )
 
 
 def empty(root: Path) -> bool:

@@ -25,7 +25,12 @@ def test_one_item_per_scenario_and_lane(pytester: pytest.Pytester) -> None:
     pytester.path.joinpath("two.yaml").write_text(TWO)
     pytester.path.joinpath("other.yaml").write_text("just: data\n")
     result = run(pytester, "--collect-only", "-q")
-    for name in ("two[creation=real]-sim", "two[creation=real]-gpu", "two[creation=mocked]-sim", "two[creation=mocked]-gpu"):
+    for name in (
+        "two[creation=real]-sim",
+        "two[creation=real]-gpu",
+        "two[creation=mocked]-sim",
+        "two[creation=mocked]-gpu",
+    ):
         assert f"two.yaml::{name}" in result.stdout.str()
 
 

@@ -11,7 +11,13 @@ pytestmark = pytest.mark.sim
 
 
 def scenario(subject: str, **extra: str) -> str:
-    lines = ["faultlab: 1", "title: a subject of one's own", "topology: pcie-4", "ranks: 2", f"subject: tests.subjects:{subject}"]
+    lines = [
+        "faultlab: 1",
+        "title: a subject of one's own",
+        "topology: pcie-4",
+        "ranks: 2",
+        f"subject: tests.subjects:{subject}",
+    ]
     return "\n".join([*lines, *(f"{key}: {value}" for key, value in extra.items())]) + "\n"
 
 

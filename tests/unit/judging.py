@@ -133,7 +133,14 @@ class RankLog:
         """A call comes back."""
         self.alive.update({each["id"]: each for each in made})
         self.emit(
-            "leave", id=identity, site=site, result=result, error=None, made=list(made), released=[], value=None
+            "leave",
+            id=identity,
+            site=site,
+            result=result,
+            error=None,
+            made=list(made),
+            released=[],
+            value=None,
         )
 
     def call(
@@ -252,9 +259,7 @@ class RankLog:
     def compared(self, off: float = 0.0) -> None:
         """The result of a use is compared with the reference."""
         self._uses += 1
-        self.emit(
-            "use", number=self._uses, tokens=8, max_abs_error=off, tolerance=0.5, correct=off <= 0.5
-        )
+        self.emit("use", number=self._uses, tokens=8, max_abs_error=off, tolerance=0.5, correct=off <= 0.5)
 
     def destroy(self, workspace: str | None = None) -> None:
         """A destroy step; with a name, it destroys that workspace, and everything is given back."""
@@ -277,7 +282,9 @@ class RankLog:
 
     # ----------------------------------------------------------------- the end
 
-    def finish(self, *, probe: Callable[[str], bool | None] = lambda group: True, context: bool = True) -> None:
+    def finish(
+        self, *, probe: Callable[[str], bool | None] = lambda group: True, context: bool = True
+    ) -> None:
         """The last step and the lab's own questions; the process ends as it should."""
         with self.step("exit"):
             pass
@@ -380,7 +387,9 @@ def clean(run: Run, path: str = "mnnvl") -> Run:
     return run
 
 
-def wait(rank: int, site: str = "cuMemMap", *waits_for: int, kind: str = "multicast", text: str = "") -> dict[str, Any]:
+def wait(
+    rank: int, site: str = "cuMemMap", *waits_for: int, kind: str = "multicast", text: str = ""
+) -> dict[str, Any]:
     """A row of who waits for whom."""
     return {
         "rank": rank,

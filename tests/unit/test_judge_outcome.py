@@ -40,7 +40,9 @@ def test_the_first_rung_is_used_and_a_lower_one_is_a_fallback(
     assert outcome(clean(run, path)) == (word, path)
 
 
-@pytest.mark.parametrize(("backend", "word"), [("mnnvl", "used"), ("trtllm", "fallback"), ("none", "fallback")])
+@pytest.mark.parametrize(
+    ("backend", "word"), [("mnnvl", "used"), ("trtllm", "fallback"), ("none", "fallback")]
+)
 def test_without_a_use_what_was_created_decides_and_there_is_no_path(
     tmp_path: Path, backend: str, word: str
 ) -> None:
@@ -240,7 +242,8 @@ def test_ranks_that_only_wait_for_the_others_at_the_end_do_not_hang(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("effect", "word"), [({"kill": True}, "crash"), ({"hang": True}, "hang"), ({"poison": "CUDA_ERROR_LAUNCH_FAILED"}, "crash")]
+    ("effect", "word"),
+    [({"kill": True}, "crash"), ({"hang": True}, "hang"), ({"poison": "CUDA_ERROR_LAUNCH_FAILED"}, "crash")],
 )
 def test_a_rank_that_the_scenario_ends_does_not_speak_for_the_group(
     tmp_path: Path, effect: dict[str, object], word: str

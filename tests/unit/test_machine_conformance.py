@@ -59,32 +59,31 @@ def mapped(d: Driver, granules: int = 1, room: int = 1) -> tuple[Any, int]:
     return handle, address
 
 
-def single(name: str, *calls: tuple[str, Callable[[], tuple[Any, ...]]]) -> None:
-    """Cases that are one call each, by name: what is called and with what."""
-    for site, arguments in calls:
-        CASES[name] = lambda d: d.code(site, *arguments())
+def single(name: str, site: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+    """A case that is one call: what is called and with what."""
+    CASES[name] = lambda d: d.code(site, *arguments())
 
 
-single("create.fabric_handle", ("cuMemCreate", lambda: (GRANULE, memory_prop(types=FABRIC), 0)))
-single("create.unaligned_size", ("cuMemCreate", lambda: (GRANULE - 1, memory_prop(), 0)))
-single("create.zero_size", ("cuMemCreate", lambda: (0, memory_prop(), 0)))
-single("create.bad_device", ("cuMemCreate", lambda: (GRANULE, memory_prop(99), 0)))
-single("create.bad_flags", ("cuMemCreate", lambda: (GRANULE, memory_prop(), 7)))
-single("create.too_large", ("cuMemCreate", lambda: (1 << 40, memory_prop(), 0)))
-single("granularity.bad_device", ("cuMemGetAllocationGranularity", lambda: (memory_prop(99), 1)))
-single("import.bad_fd", ("cuMemImportFromShareableHandle", lambda: (9999, POSIX)))
-single("release.zero", ("cuMemRelease", lambda: (0,)))
-single("reserve.zero_size", ("cuMemAddressReserve", lambda: (0, GRANULE, 0, 0)))
-single("reserve.unaligned_size", ("cuMemAddressReserve", lambda: (GRANULE + 1, GRANULE, 0, 0)))
-single("reserve.alignment_not_pow2", ("cuMemAddressReserve", lambda: (GRANULE, 3 << 20, 0, 0)))
-single("memcpy.null_dst", ("cuMemcpyHtoD", lambda: (0, ctypes.addressof(HOST), 64)))
-single("memcpy.wild_dst", ("cuMemcpyHtoD", lambda: (WILD, ctypes.addressof(HOST), 64)))
-single("memset.null_dst", ("cuMemsetD8", lambda: (0, 0, 64)))
-single("alloc.zero", ("cuMemAlloc", lambda: (0,)))
-single("alloc.huge", ("cuMemAlloc", lambda: (1 << 42,)))
-single("memfree.null", ("cuMemFree", lambda: (0,)))
-single("device_get.bad", ("cuDeviceGet", lambda: (99,)))
-single("attribute.bad_device", ("cuDeviceGetAttribute", lambda: (132, 99)))
+single("create.fabric_handle", "cuMemCreate", lambda: (GRANULE, memory_prop(types=FABRIC), 0))
+single("create.unaligned_size", "cuMemCreate", lambda: (GRANULE - 1, memory_prop(), 0))
+single("create.zero_size", "cuMemCreate", lambda: (0, memory_prop(), 0))
+single("create.bad_device", "cuMemCreate", lambda: (GRANULE, memory_prop(99), 0))
+single("create.bad_flags", "cuMemCreate", lambda: (GRANULE, memory_prop(), 7))
+single("create.too_large", "cuMemCreate", lambda: (1 << 40, memory_prop(), 0))
+single("granularity.bad_device", "cuMemGetAllocationGranularity", lambda: (memory_prop(99), 1))
+single("import.bad_fd", "cuMemImportFromShareableHandle", lambda: (9999, POSIX))
+single("release.zero", "cuMemRelease", lambda: (0,))
+single("reserve.zero_size", "cuMemAddressReserve", lambda: (0, GRANULE, 0, 0))
+single("reserve.unaligned_size", "cuMemAddressReserve", lambda: (GRANULE + 1, GRANULE, 0, 0))
+single("reserve.alignment_not_pow2", "cuMemAddressReserve", lambda: (GRANULE, 3 << 20, 0, 0))
+single("memcpy.null_dst", "cuMemcpyHtoD", lambda: (0, ctypes.addressof(HOST), 64))
+single("memcpy.wild_dst", "cuMemcpyHtoD", lambda: (WILD, ctypes.addressof(HOST), 64))
+single("memset.null_dst", "cuMemsetD8", lambda: (0, 0, 64))
+single("alloc.zero", "cuMemAlloc", lambda: (0,))
+single("alloc.huge", "cuMemAlloc", lambda: (1 << 42,))
+single("memfree.null", "cuMemFree", lambda: (0,))
+single("device_get.bad", "cuDeviceGet", lambda: (99,))
+single("attribute.bad_device", "cuDeviceGetAttribute", lambda: (132, 99))
 
 
 @case("export.wrong_type")

@@ -305,10 +305,10 @@ def cuMemMap(machine: SimulatedMachine, ptr: Any, size: int, offset: int, handle
     within = machine.addresses.mappings_within(address, size)
     if flags or within is None or within or address % GRANULARITY:
         return fail(site, "CUDA_ERROR_INVALID_VALUE")
-    if offset or size != found.size_bytes:
-        # Of a multicast object a part may be mapped; of memory never (recorded).
-        if not found.multicast or offset or size > found.size_bytes or size % GRANULARITY:
-            return fail(site, "CUDA_ERROR_NOT_SUPPORTED")
+    # Of a multicast object a part may be mapped; of memory never (recorded).
+    part_of_team = found.multicast and size < found.size_bytes and not size % GRANULARITY
+    if offset or (size != found.size_bytes and not part_of_team):
+        return fail(site, "CUDA_ERROR_NOT_SUPPORTED")
     machine.board.call("map", {"number": found.number})
     owner = machine.addresses.range_at(address)
     assert owner is not None
@@ -363,7 +363,7 @@ def cuMemUnmap(machine: SimulatedMachine, ptr: Any, size: int) -> Any:  # noqa: 
 
 
 @_call
-def cuMemAlloc(machine: SimulatedMachine, bytesize: int) -> Any:  # noqa: N802, N803
+def cuMemAlloc(machine: SimulatedMachine, bytesize: int) -> Any:  # noqa: N802
     error, address = allocate(machine, int(bytesize))
     return fail("cuMemAlloc", error) if error else (_OK, cuda.CUdeviceptr(address))
 
@@ -547,7 +547,9 @@ def cuMulticastBindMem(  # noqa: N802
 def cuMulticastUnbind(machine: SimulatedMachine, mcHandle: Any, dev: Any, mcOffset: int, size: int) -> Any:  # noqa: N802, N803
     site = "cuMulticastUnbind"
     team = _team(machine, mcHandle)
-    bound = [b for b in machine.bindings.values() if team and b.team == team.number and b.size_bytes == int(size)]
+    bound = [
+        b for b in machine.bindings.values() if team and b.team == team.number and b.size_bytes == int(size)
+    ]
     if team is None or not bound or mcOffset:
         return fail(site, "CUDA_ERROR_INVALID_VALUE")
     error, _ = machine.board.call("unbind", {"number": team.number})

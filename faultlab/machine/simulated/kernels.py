@@ -46,7 +46,8 @@ def lamport_initialize(machine: SimulatedMachine, pointer: int, count: int, dtyp
 
 def allreduce(machine: SimulatedMachine, *, backend: str, **arguments: Any) -> None:
     """One launch of the back end's kernel."""
-    run = {"mnnvl": _mnnvl, "trtllm": _trtllm}[backend]
+    kernels: dict[str, Callable[..., None]] = {"mnnvl": _mnnvl, "trtllm": _trtllm}
+    run = kernels[backend]
     _launch(machine, lambda: run(machine, **arguments))
 
 
@@ -114,7 +115,7 @@ def _exchange(
 def _mnnvl(
     machine: SimulatedMachine,
     *,
-    input: torch.Tensor,  # noqa: A002
+    input: torch.Tensor,
     output: torch.Tensor,
     mc_ptr: int,
     uc_ptrs_dev: int,
@@ -160,7 +161,7 @@ def _bound(machine: SimulatedMachine, team: int, world: int) -> list[memoryview]
 def _trtllm(
     machine: SimulatedMachine,
     *,
-    input: torch.Tensor,  # noqa: A002
+    input: torch.Tensor,
     output: torch.Tensor,
     workspace_ptrs: torch.Tensor,
     world_size: int,
@@ -185,7 +186,9 @@ def _trtllm(
     for peer in range(world_size):
         _follow(machine, pointers[world_size + peer], 4, f"the flags of rank {peer}")
     first = 2 * world_size if oneshot else 0
-    targets = [_whole(machine, pointers[first + peer], f"the buffer of rank {peer}") for peer in range(world_size)]
+    targets = [
+        _whole(machine, pointers[first + peer], f"the buffer of rank {peer}") for peer in range(world_size)
+    ]
     key = machine.addresses.mapping_at(pointers[first])
     assert key is not None
     _exchange(machine, f"m{key.number}", targets, targets[rank], input, output, world_size, rank)

@@ -56,7 +56,11 @@ def cudaMemcpy(machine: SimulatedMachine, to: int, source: int, count: int, kind
     """``cudaMemcpyDefault``: which side is the device is told by the address."""
     if machine.sticky:
         return (CUDA[machine.sticky], None)
-    data = machine.view(int(source), int(count)) if _on_device(source) else driver.host_bytes(int(source), int(count))
+    data = (
+        machine.view(int(source), int(count))
+        if _on_device(source)
+        else driver.host_bytes(int(source), int(count))
+    )
     target = machine.view(int(to), int(count)) if _on_device(to) else driver.host_view(int(to), int(count))
     if data is None or target is None:
         return (CUDA["CUDA_ERROR_INVALID_VALUE"], None)
