@@ -48,7 +48,7 @@ def stop_of(facts: Facts) -> Stop | None:
     hung = [(rank.rank, rank.hung) for rank in facts.judged if rank.hung is not None]
     if hung:
         first, stuck = min(hung, key=lambda each: each[1].index)
-        numbers = {rank.rank: rank.last.n + 1 for rank in facts.judged}
+        numbers = {rank.rank: rank.last.n + 1 for rank in facts.ranks}
         return Stop("hang", stuck.index, numbers, f"rank {first} never left {stuck.title}")
     return None
 

@@ -1,4 +1,4 @@
-"""What each rank decided in each step, and the first step at which the group split.
+"""What each rank decided in each step, and where the group split.
 
 Promise: two decisions are equal if a caller on either rank would go on alike:
 the same kind of answer, the same back end, the same path, or an error of the
@@ -41,24 +41,6 @@ class Decision:
         return "had nothing to use" if self.returned == "skipped" else "returned"
 
 
-@dataclass(frozen=True)
-class Split:
-    """A step in which the ranks decided differently."""
-
-    step: int
-    title: str
-    decisions: dict[int, Decision]
-
-    @property
-    def sentence(self) -> str:
-        """``in create #1 rank 0 returned a mnnvl workspace and rank 1 raised RuntimeError``."""
-        by_decision: dict[Decision, list[int]] = {}
-        for rank, decision in sorted(self.decisions.items()):
-            by_decision.setdefault(decision, []).append(rank)
-        parts = [f"{wording.ranks(ranks)} {decision.title}" for decision, ranks in by_decision.items()]
-        return f"in {self.title} {wording.joined(parts)}"
-
-
 def decisions(rank: RankFacts) -> dict[int, Decision]:
     """What a rank decided, per step that it left."""
     paths = paths_of(rank)
@@ -81,18 +63,47 @@ def struck_collectives(rank: RankFacts) -> list[tuple[Strike, str]]:
 
 
 def survivors(facts: Facts) -> list[RankFacts]:
-    """The ranks that can be asked to agree: neither ended by the scenario nor cut off from their
-    group by a struck collective, unless that struck every one of them."""
+    """The ranks that speak for the group in the end: neither ended by the scenario nor cut off from
+    their group by a struck collective, unless that struck every one of them."""
     whole = [rank for rank in facts.judged if not struck_collectives(rank)]
     return whole or facts.judged
 
 
-def splits(facts: Facts) -> Iterator[Split]:
-    """The steps at which the survivors decided differently, in order."""
-    asked = survivors(facts)
-    decided = {rank.rank: decisions(rank) for rank in asked}
-    titles = {step.index: step.title for rank in asked for step in rank.steps}
+@dataclass(frozen=True)
+class Comparison:
+    """A step of the workload, and how each of the ranks decided in it that are asked to agree."""
+
+    step: int
+    title: str
+    decisions: dict[int, Decision]
+
+    @property
+    def split(self) -> bool:
+        """Whether two ranks decided differently."""
+        return len(set(self.decisions.values())) > 1
+
+    @property
+    def sentence(self) -> str:
+        """``in create #1 rank 0 returned a mnnvl workspace and rank 1 raised RuntimeError``."""
+        by_decision: dict[Decision, list[int]] = {}
+        for rank, decision in sorted(self.decisions.items()):
+            by_decision.setdefault(decision, []).append(rank)
+        parts = [f"{wording.ranks(ranks)} {decision.title}" for decision, ranks in by_decision.items()]
+        return f"in {self.title} {wording.joined(parts)}"
+
+
+def comparisons(facts: Facts) -> Iterator[Comparison]:
+    """Step by step, what was decided. A rank that the scenario ended is asked about the steps it had
+    left by then, one that was cut off about the steps before that, unless all of them were."""
+    decided = {rank.rank: decisions(rank) for rank in facts.ranks}
+    cut_off = {rank.rank: _cut_off(rank, len(facts.scenario.workload)) for rank in facts.ranks}
+    titles = {step.index: step.title for rank in facts.ranks for step in rank.steps}
     for index in sorted(titles):
         here = {rank: made[index] for rank, made in decided.items() if index in made}
-        if len(set(here.values())) > 1:
-            yield Split(index, titles[index], here)
+        whole = {rank: made for rank, made in here.items() if index < cut_off[rank]}
+        yield Comparison(index, titles[index], whole or here)
+
+
+def _cut_off(rank: RankFacts, never: int) -> int:
+    """The first step in which a collective of this rank was struck."""
+    return min((strike.moment.step for strike, _ in struck_collectives(rank)), default=never)

@@ -46,7 +46,7 @@ def exemptions(rank: RankFacts) -> Exemptions:
     for strike in strikes:
         lost = {*_lost_by(rank, strike), *strike.refers}
         roots |= lost
-        if lost or strike.site == "workspace.destroy":
+        if lost or _loses_a_workspace(strike) or _loses_a_descriptor(strike):
             sites.append(strike.site)
     whole = [strike for strike in strikes if _loses_a_workspace(strike)]
     return Exemptions(
@@ -55,7 +55,7 @@ def exemptions(rank: RankFacts) -> Exemptions:
         # A stand-in is made below the seam: no leave event says which creation made it.
         standins=bool(whole),
         system=bool(whole),
-        descriptors=sum(strike.site in _MAKES_DESCRIPTORS and strike.when == "after" for strike in strikes),
+        descriptors=sum(_loses_a_descriptor(strike) for strike in strikes),
     )
 
 
@@ -63,6 +63,10 @@ def _loses_a_workspace(strike: Strike) -> bool:
     if strike.site == "workspace.destroy":
         return True
     return SITES[strike.site].domain == "step" and strike.when == "after"
+
+
+def _loses_a_descriptor(strike: Strike) -> bool:
+    return strike.site in _MAKES_DESCRIPTORS and strike.when == "after"
 
 
 def _lost_by(rank: RankFacts, strike: Strike) -> set[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from faultlab.judge.decisions import splits, survivors
+from faultlab.judge.decisions import comparisons, survivors
 from faultlab.judge.facts import Facts, RankFacts
 from faultlab.judge.paths import final_path, first_rung
 from faultlab.scenario.models import Outcome
@@ -59,7 +59,7 @@ def _group(facts: Facts, alive: list[RankOutcome], asked: list[RankOutcome]) -> 
     ended = _first(alive)
     if ended in ("crash", "hang"):
         return ended
-    if any(True for _ in splits(facts)):
+    if any(each.split for each in comparisons(facts)):
         return "disagree"
     return _first(asked)
 

@@ -69,31 +69,32 @@ def read_facts(folder: Path) -> Facts:
 
 def _rank(number: int, recorded: list[Event], steps: int) -> RankFacts:
     """What a rank recorded, up to the event with which the scenario ended it."""
-    rank = RankFacts(number, started=bool(recorded))
+    rank = RankFacts(number, started=bool(recorded), last=Moment(number, -1, -1))
     # Threads write through connections of their own: the numbers are the order.
     recorded.sort(key=lambda event: int(event["n"]))
     rank.unknown_calls = [str(event["name"]) for event in recorded if event["kind"] == "unknown-call"]
-    rank.last = Moment(number, -1, -1)
-    begun = False
+    entered: list[tuple[Event, Moment]] = []
+    outside = -1
     for event in recorded:
-        begun = begun or event["kind"] == "step-begin"
-        step = int(event.get("step", -1))
-        moment = Moment(
-            number,
-            int(event["n"]),
-            steps if step < 0 and begun else step,
-            float(event["t"]),
-            str(event.get("thread", "main")),
-        )
-        rank.last = moment
-        record = _RECORDERS.get(event["kind"])
-        if record is not None:
+        kind = event["kind"]
+        if kind == "step-begin":
+            outside = steps  # From now on, outside of a step is after the workload.
+        moment = rank.last = _moment(number, event, outside)
+        if kind == "enter":
+            entered.append((event, moment))
+        elif (record := _RECORDERS.get(kind)) is not None:
             record(rank, event, moment)
         rank.ended = _ending(event, moment)
         if rank.ended is not None:
             break
-    _join_calls(rank, recorded)
+    rank.calls = _calls(entered, recorded, rank.last.n)
     return rank
+
+
+def _moment(rank: int, event: Event, outside: int) -> Moment:
+    step = int(event.get("step", -1))
+    thread = str(event.get("thread", "main"))
+    return Moment(rank, int(event["n"]), step if step >= 0 else outside, float(event["t"]), thread)
 
 
 def _ending(event: Event, moment: Moment) -> Ended | None:
@@ -107,25 +108,20 @@ def _ending(event: Event, moment: Moment) -> Ended | None:
     return Ended(_ENDINGS[event["effect"]], moment, str(event["site"]))
 
 
-def _enter(rank: RankFacts, event: Event, moment: Moment) -> None:
-    rank.calls.append(
-        Call(int(event["id"]), str(event["site"]), str(event["argument"]), bool(event["lab"]), moment)
-    )
+def _calls(entered: list[tuple[Event, Moment]], recorded: list[Event], last: int) -> list[Call]:
+    """Every call with the end that was seen of it by event ``last``."""
+    ends = {event["id"]: event for event in recorded if event["kind"] == "leave" and event["n"] <= last}
+    return [_call(event, moment, ends.get(event["id"])) for event, moment in entered]
 
 
-def _join_calls(rank: RankFacts, recorded: list[Event]) -> None:
-    """Give every call the end that was seen of it."""
-    ends = {int(event["id"]): event for event in recorded if event["kind"] == "leave"}
-    joined = []
-    for call in rank.calls:
-        event = ends.get(call.identity)
-        if event is not None and int(event["n"]) <= rank.last.n:
-            # What a call that failed had made, if anything, is in the event of its fault.
-            made = tuple(_object(each) for each in event.get("made", ()) if event["result"] == "ok")
-            ended = replace(call.began, n=int(event["n"]), t=float(event["t"]))
-            call = replace(call, ended=ended, result=str(event["result"]), made=made)
-        joined.append(call)
-    rank.calls = joined
+def _call(event: Event, began: Moment, end: Event | None) -> Call:
+    told = (int(event["id"]), str(event["site"]), str(event["argument"]), bool(event["lab"]), began)
+    if end is None:
+        return Call(*told)
+    ended = Moment(began.rank, int(end["n"]), began.step, float(end["t"]), began.thread)
+    # What a call that failed had made, if anything, is in the event of its fault.
+    made = tuple(_object(each) for each in end.get("made", ())) if end["result"] == "ok" else ()
+    return Call(*told, ended, str(end["result"]), made)
 
 
 def _object(told: dict[str, Any]) -> LedgerObject:
@@ -240,7 +236,6 @@ def _sequence(rank: RankFacts, event: Event, moment: Moment) -> None:
 
 
 _RECORDERS: Final = {
-    "enter": _enter,
     "step-begin": _step_begin,
     "step-end": _step_end,
     "fault": _fault,

@@ -175,9 +175,7 @@ def test_a_hang_behind_a_dead_rank_says_what_became_of_it(tmp_path: Path) -> Non
     run.hang(wait(0, "comm.allgather", 1, kind="collective"))
     judgement = run.judge()
     assert broken(judgement) == {"bounded_init"}
-    assert reason(judgement, "bounded_init").endswith(
-        "and that rank was killed by the scenario at cuMemCreate"
-    )
+    assert reason(judgement, "bounded_init").endswith("and rank 1 was killed by the scenario at cuMemCreate")
 
 
 def test_ranks_that_met_in_different_calls_are_both_named(tmp_path: Path) -> None:
@@ -203,6 +201,25 @@ def test_a_run_over_its_budget_says_where_it_was(tmp_path: Path) -> None:
     assert reason(run.judge(), "bounded_init") == (
         "rank 0 never left create #1: the run took longer than 2 s: rank 0 at cuMemMap"
     )
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_a_rank_that_sleeps_by_the_scenario_past_the_budget_hangs_by_no_fault_of_its_own(
+    tmp_path: Path, everybody: bool
+) -> None:
+    run = Run(tmp_path, faults=[fault("cuMemCreate", delay_s=30.0)])
+    for rank in run:
+        rank.begin("create")
+        rank.strike(0, rank.enter("cuMemCreate"), "cuMemCreate", "delay_s")
+    peer = wait(0, "cuMemCreate", kind="sleep") if everybody else wait(0, "comm.barrier", 1)
+    run.hang(peer, wait(1, "cuMemCreate", kind="sleep"))
+    judgement = run.judge()
+    assert judgement.outcome.outcome == "hang"
+    if everybody:
+        assert broken(judgement) == set()
+        assert reason(judgement, "bounded_init") == ("the scenario itself delays rank 0 past the budget")
+    else:
+        assert reason(judgement, "bounded_init").startswith("rank 0 never left create #1")
 
 
 # ---------------------------------------------------------------- ranks_agree
@@ -259,7 +276,30 @@ def test_a_single_survivor_has_nobody_to_agree_with(tmp_path: Path) -> None:
     run[0].create_raises(error())
     run[0].ends(0)
     judgement = run.judge()
-    assert reason(judgement, "ranks_agree") == "only rank 0 is left to ask"
+    assert reason(judgement, "ranks_agree") == "no step came to its end on two ranks that can be compared"
+
+
+def ended_at_destroy(tmp_path: Path) -> Run:
+    """Rank 1 used another path, and was wrong and late, before the scenario killed it in its destroy."""
+    run = Run(tmp_path, faults=[fault("workspace.destroy", [1], kill=True)])
+    for rank in run:
+        rank.create()
+        with rank.step("use"):
+            rank.carry("mnnvl" if rank.rank == 0 else "none")
+            rank.t += 25.0 * rank.rank
+            rank.compared(1.0 * rank.rank)
+        if rank.rank == 0:
+            rank.destroy("w0")
+            rank.finish(probe=lambda group: None)
+        else:
+            rank.begin("destroy")
+            rank.strike(0, rank.enter("workspace.destroy", "w0"), "workspace.destroy", "kill")
+            rank.ends(None, "SIGKILL", expected=False)
+    return run
+
+
+def test_what_a_rank_did_before_the_scenario_ended_it_is_judged(tmp_path: Path) -> None:
+    assert broken(ended_at_destroy(tmp_path).judge()) == {"ranks_agree", "correct_result", "bounded_init"}
 
 
 def struck_collective(tmp_path: Path, ranks: list[int]) -> Run:

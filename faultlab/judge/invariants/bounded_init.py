@@ -2,9 +2,9 @@
 
 Promise: each create, use and destroy of each rank takes at most
 ``budget.init_s`` of machine time, and no rank stays in a step for good. A delay
-that the scenario put on a rank is taken off that rank's own time, and off
-nobody else's: whoever waits for a late peer needs a limit of its own. To judge
-another step, add its name to ``_STEPS``.
+that the scenario put on a rank is not held against that rank itself, but it is
+against its peers: whoever waits for a late one needs a limit of its own. To
+judge another step, add its name to ``_STEPS``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _STEPS: Final = ("create", "use", "destroy")
 
 def check(facts: Facts) -> Finding:
     """Whether nobody was late and nobody hung."""
-    late = [(step, rank) for rank in facts.judged for step in rank.steps if _late(facts, rank, step)]
-    hung = [(rank.hung, rank) for rank in facts.judged if rank.hung is not None]
+    late = [(step, rank) for rank in facts.ranks for step in rank.steps if _late(facts, rank, step)]
+    stuck_ranks = [(rank.hung, rank) for rank in facts.judged if rank.hung is not None]
+    hung = [(step, rank) for step, rank in stuck_ranks if not _only_delayed(facts, rank, step)]
     if late:
         step, rank = min(late, key=lambda each: (each[0].index, each[1].rank))
         assert step.ended is not None
@@ -31,7 +32,9 @@ def check(facts: Facts) -> Finding:
     if hung:
         step, rank = min(hung, key=lambda each: (each[0].index, each[1].rank))
         return broken(standstill(facts, rank, step), rank.last)
-    if not any(step.name in _STEPS and step.ended for rank in facts.judged for step in rank.steps):
+    if stuck_ranks:
+        return not_checked(f"the scenario itself delays rank {stuck_ranks[0][1].rank} past the budget")
+    if not any(step.name in _STEPS and step.ended for rank in facts.ranks for step in rank.steps):
         return not_checked("no rank came to a create, a use or a destroy")
     return HELD
 
@@ -40,6 +43,12 @@ def _late(facts: Facts, rank: RankFacts, step: Step) -> bool:
     if step.name not in _STEPS or step.ended is None:
         return False
     return step.seconds - own_delay(facts, rank, step) > facts.scenario.budget.init_s
+
+
+def _only_delayed(facts: Facts, rank: RankFacts, step: Step) -> bool:
+    """Whether this rank is still in its step because the scenario lets it sleep there."""
+    row = facts.wait_of(rank.rank)
+    return row is not None and row.kind == "sleep" and own_delay(facts, rank, step) > 0
 
 
 def own_delay(facts: Facts, rank: RankFacts, step: Step) -> float:
@@ -74,11 +83,15 @@ def standstill(facts: Facts, rank: RankFacts, step: Step) -> str:
         return f"{text}: {why}"
     text += f": it {row.title}"
     # Without a peer that is still to come, the ranks met in different calls: say one of those.
-    others = row.waits_for or [peer.rank for peer in facts.ranks if peer.hung and peer is not rank][:1]
-    peers = [facts.wait_of(peer) for peer in others]
-    said = [f"rank {peer.rank} {peer.title}" for peer in peers if peer is not None and peer.rank != rank.rank]
-    gone = [facts.ranks[peer].ended for peer in row.waits_for if 0 <= peer < len(facts.ranks)]
-    said += [f"that rank was {ended.title}" for ended in gone if ended is not None and ended.how != "hung"]
-    if said:
-        text += f", and {wording.joined(said[:2])}"
-    return text
+    peers = row.waits_for or [peer.rank for peer in facts.ranks if peer.hung and peer is not rank][:1]
+    said = [_said_of(facts, facts.ranks[peer]) for peer in peers if peer in range(len(facts.ranks))]
+    told = [each for each in said if each][:2]
+    return f"{text}, and {wording.joined(told)}" if told else text
+
+
+def _said_of(facts: Facts, peer: RankFacts) -> str:
+    """What a rank that is waited for does, or what became of it; empty if nobody knows."""
+    if peer.ended is not None and peer.ended.how != "hung":
+        return f"rank {peer.rank} was {peer.ended.title}"
+    row = facts.wait_of(peer.rank)
+    return f"rank {peer.rank} {row.title}" if row is not None else ""

@@ -14,7 +14,7 @@ from faultlab.judge.records import Use
 
 def check(facts: Facts) -> Finding:
     """Whether every result is right, within the rounding of its type."""
-    wrong = [(use.moment.step, rank, use) for rank in facts.judged for use in rank.uses if not use.correct]
+    wrong = [(use.moment.step, rank, use) for rank in facts.ranks for use in rank.uses if not use.correct]
     own = [(step, rank, use) for step, rank, use in wrong if not _falsified(rank, use)]
     if own:
         _, rank, use = min(own, key=lambda each: (each[0], each[1].rank))
@@ -26,7 +26,7 @@ def check(facts: Facts) -> Finding:
     if wrong:
         _, rank, use = wrong[0]
         return not_checked(f"rank {rank.rank}: the scenario itself falsified all-reduce {use.number}")
-    if not any(rank.uses for rank in facts.judged):
+    if not any(rank.uses for rank in facts.ranks):
         return not_checked("no all-reduce came back")
     return HELD
 

@@ -18,7 +18,7 @@ from faultlab.judge.records import Call, Returned
 
 def check(facts: Facts) -> Finding:
     """Whether every invalid object was destroyed once, in time."""
-    objects = [(rank, each) for rank in facts.judged for each in rank.returned]
+    objects = [(rank, each) for rank in facts.ranks for each in rank.returned]
     invalid = [(rank, each) for rank, each in objects if each.invalid]
     if not objects:
         return not_checked("creation returned no object")
@@ -36,7 +36,7 @@ def _step(finding: Finding) -> int:
 def _judge(rank: RankFacts, returned: Returned) -> Finding:
     start = _fallback(rank, returned)
     what = f"rank {rank.rank}: the {returned.backend} workspace {returned.workspace} with a null pointer"
-    if start is None and (rank.hung is not None or rank.crash is not None):
+    if start is None and (rank.hung or rank.crash or rank.ended):
         return not_checked(f"{what} was given no time to be destroyed")
     if start is not None and _crashed_in(rank, start):
         return not_checked(f"{what} went into {start.site}, and no fallback began")

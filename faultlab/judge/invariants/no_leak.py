@@ -39,7 +39,7 @@ class Comparison:
 
 def check(facts: Facts) -> Finding:
     """Whether every rank is back at its baseline."""
-    compared = [each for rank in facts.judged for each in _comparisons(facts, rank)]
+    compared = [each for rank in facts.ranks for each in _comparisons(facts, rank)]
     leaks = [each for each in compared if each.objects or each.system]
     if leaks:
         first = min(leaks, key=lambda each: (each.moment.step, each.rank))
@@ -54,7 +54,7 @@ def check(facts: Facts) -> Finding:
         return not_checked(
             f"rank {first.rank}: {things} could not be given back: the scenario struck {sites}"
         )
-    if not compared:
+    if not {each.rank for each in compared} & {rank.rank for rank in facts.judged}:
         return not_checked(_why_nothing(facts))
     return HELD
 
