@@ -24,6 +24,7 @@ Kinds a rank records
                  "backend": str|null, "workspace": id|null}
     workspace    workspace (id), backend, creation, mc_ptr (number or null), needs_multicast (bool): an object that creation returned
     use          number, path is told by the kernel and collective events inside; tokens, max_abs_error, tolerance, correct (bool)
+    state        before, after: {name: digest}: the caller's state around one step
     ledger       label ("baseline", "step", "end"), objects, os, device_bytes, context
     log          level, logger, message
     probe        name ("context", "collective"), group, ok, error, number
@@ -68,6 +69,7 @@ RANK_KINDS: Final = frozenset(
         "step-end",
         "workspace",
         "use",
+        "state",
         "ledger",
         "log",
         "probe",

@@ -24,6 +24,8 @@ from faultlab.judge.records import (
     Ledger,
     Probe,
     Returned,
+    Said,
+    StateAround,
     Step,
     Sticky,
     Strike,
@@ -48,6 +50,9 @@ class RankFacts:
     returned: list[Returned] = field(default_factory=list)
     ledgers: list[Ledger] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+    states: list[StateAround] = field(default_factory=list)
+    logs: bool = False
     sequence: dict[str, list[str]] | None = None
     unknown_calls: list[str] = field(default_factory=list)
     exit: Exit | None = None

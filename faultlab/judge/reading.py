@@ -31,6 +31,8 @@ from faultlab.judge.records import (
     Ledger,
     Probe,
     Returned,
+    Said,
+    StateAround,
     Step,
     StepError,
     Sticky,
@@ -235,7 +237,24 @@ def _sequence(rank: RankFacts, event: Event, moment: Moment) -> None:
     rank.sequence = {str(name): [str(each) for each in made] for name, made in event["groups"].items()}
 
 
+def _start(rank: RankFacts, event: Event, moment: Moment) -> None:
+    rank.logs = bool(event.get("logs"))
+
+
+def _log(rank: RankFacts, event: Event, moment: Moment) -> None:
+    rank.said.append(Said(moment, str(event["level"]), str(event["message"])))
+
+
+def _state(rank: RankFacts, event: Event, moment: Moment) -> None:
+    before, after = event["before"], event["after"]
+    changed = tuple(str(name) for name in before if before[name] != after.get(name))
+    rank.states.append(StateAround(moment, changed))
+
+
 _RECORDERS: Final = {
+    "start": _start,
+    "log": _log,
+    "state": _state,
     "step-begin": _step_begin,
     "step-end": _step_end,
     "fault": _fault,

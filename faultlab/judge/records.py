@@ -143,6 +143,23 @@ class Returned:
 
 
 @dataclass(frozen=True)
+class Said:
+    """One message that the subject, or what it called, logged."""
+
+    moment: Moment
+    level: str
+    message: str
+
+
+@dataclass(frozen=True)
+class StateAround:
+    """The caller's state around one step: the names of what the step changed."""
+
+    moment: Moment
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Census:
     """What the operating system held for a rank."""
 

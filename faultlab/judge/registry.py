@@ -21,9 +21,14 @@ from faultlab.judge.invariants import (
     comms_alive,
     correct_result,
     destroy_called,
+    fail_once,
     no_cuda_crash,
     no_leak,
     ranks_agree,
+    state_neutral,
+    teardown_clean,
+    truthful_ready,
+    user_choice,
 )
 from faultlab.scenario.invariants import INVARIANTS
 
@@ -37,6 +42,11 @@ CHECKS: Final[dict[str, Check]] = {
     "comms_alive": comms_alive.check,
     "correct_result": correct_result.check,
     "destroy_called": destroy_called.check,
+    "truthful_ready": truthful_ready.check,
+    "fail_once": fail_once.check,
+    "state_neutral": state_neutral.check,
+    "teardown_clean": teardown_clean.check,
+    "user_choice": user_choice.check,
 }
 
 NOT_BUILT: Final = not_checked("not built yet")

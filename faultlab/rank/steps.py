@@ -11,7 +11,7 @@ import torch
 from faultlab import limits
 from faultlab.errors import UnknownCall, WireError
 from faultlab.injector import describe
-from faultlab.rank import census
+from faultlab.rank import census, state
 from faultlab.scenario.models import CaptureStep, Step, UseStep
 
 if TYPE_CHECKING:
@@ -44,11 +44,14 @@ class Workload:
         name = "use" if isinstance(step, UseStep) else str(step)
         link = self._rank.link
         link.step = index
+        before = state.take()
         link.emit("step-begin", name=name, round=self._rounds[name])
         result = self._guarded(name, step)
+        after = state.take()
         # Frames of a caught exception hold half-built objects until here.
         gc.collect()
         link.emit("step-end", name=name, round=self._rounds[name], result=result)
+        link.emit("state", before=before, after=after)
         self._rounds[name] += 1
         if name == "create" and result["returned"] in ("none", "raised"):
             take_ledger(self._rank, "step")

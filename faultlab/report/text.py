@@ -105,6 +105,9 @@ def _broken(result: Result, unexpected: Sequence[str]) -> Iterator[Line]:
 
 
 def _unfired(result: Result) -> Iterator[Line]:
+    """The optional faults that stayed away; of another one the answer speaks."""
+    if result["verdict"] != "fail":
+        return
     for fault in result["faults"]:
         if not any(fault["fired"].values()):
             yield from _wrapped(f"the fault at {fault['at']} never fired")

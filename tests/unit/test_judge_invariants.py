@@ -18,7 +18,7 @@ def test_a_clean_run_breaks_nothing_and_says_why_what_was_not_checked_was_not(tm
     assert broken(judgement) == set()
     assert tuple(judgement.invariants) == INVARIANTS
     held = {name for name, finding in judgement.invariants.items() if finding.state == "held"}
-    assert held == set(CHECKS) - {"destroy_called"}
+    assert held == set(CHECKS) - {"destroy_called", "fail_once", "user_choice", "state_neutral"}
     assert all(reason(judgement, name) == "not built yet" for name in set(INVARIANTS) - set(CHECKS))
     assert reason(judgement, "destroy_called") == "every object that creation returned was valid"
 
@@ -192,6 +192,60 @@ def test_ranks_that_met_in_different_calls_are_both_named(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("step", ["create", "use"])
+def test_a_late_rank_is_said_before_a_later_hang_and_after_one_in_its_own_step(
+    tmp_path: Path, step: str
+) -> None:
+    run = Run(tmp_path)
+    with run[1].step("create") as result:
+        run[1].t += 25.0
+        result["returned"] = "none"
+    if step == "use":
+        run[0].create_none()
+    run[0].begin(step)
+    run.hang(wait(0, "comm.barrier", 1), wait(1, kind="meet"))
+    said = "rank 1 left create #1" if step == "use" else "rank 0 never left create #1"
+    assert reason(run.judge(), "bounded_init").startswith(said)
+
+
+def test_the_main_thread_says_what_its_rank_waits_for(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run[0].begin("create")
+    helper = {**wait(0, "fd.recv", text="a descriptor"), "thread": "server"}
+    run.hang(helper, wait(0, "cuMemMap", 1), wait(1, kind="meet"))
+    assert "it waits in cuMemMap for rank 1" in reason(run.judge(), "bounded_init")
+
+
+@pytest.mark.parametrize(("thread", "other_step"), [("server", False), ("main", True)])
+def test_a_delay_of_another_thread_or_step_excuses_nothing(
+    tmp_path: Path, thread: str, other_step: bool
+) -> None:
+    run = Run(tmp_path, faults=[fault("fd.recv", [1], delay_s=30.0)])
+    for rank in run:
+        with rank.step("create") as result:
+            rank.thread = thread
+            if rank.rank == 1:
+                rank.strike(0, rank.enter("fd.recv"), "fd.recv", "delay_s")
+            rank.thread = "main"
+            rank.t += 0.0 if other_step else 25.0 * rank.rank
+            result["returned"] = "none"
+        with rank.step("use"):
+            rank.t += 25.0 * rank.rank if other_step else 0.0
+        rank.destroy()
+        rank.finish()
+    said = "rank 1 left use #1 after 25 s" if other_step else "rank 1 left create #1 after 25 s"
+    assert reason(run.judge(), "bounded_init").startswith(said)
+
+
+def test_a_workload_without_set_up_has_nothing_to_bound(tmp_path: Path) -> None:
+    run = Run(tmp_path, workload=("collective", "exit"))
+    for rank in run:
+        with rank.step("collective"):
+            pass
+        rank.finish()
+    assert reason(run.judge(), "bounded_init") == "no rank came to a create, a use or a destroy"
+
+
 def test_a_run_over_its_budget_says_where_it_was(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for rank in run:
@@ -236,7 +290,7 @@ def test_a_split_names_the_step_and_both_decisions(tmp_path: Path) -> None:
         rank.destroy("w0")
         rank.finish()
     judgement = run.judge()
-    assert broken(judgement) == {"ranks_agree"}
+    assert broken(judgement) == {"ranks_agree", "truthful_ready"}
     assert reason(judgement, "ranks_agree") == (
         "in create #1 ranks 0 and 1 returned a mnnvl workspace "
         "and rank 2 raised RuntimeError (CUDA_ERROR_NOT_SUPPORTED)"
@@ -300,6 +354,30 @@ def ended_at_destroy(tmp_path: Path) -> Run:
 
 def test_what_a_rank_did_before_the_scenario_ended_it_is_judged(tmp_path: Path) -> None:
     assert broken(ended_at_destroy(tmp_path).judge()) == {"ranks_agree", "correct_result", "bounded_init"}
+
+
+def test_a_split_before_a_collective_was_struck_is_judged(tmp_path: Path) -> None:
+    run = Run(tmp_path, faults=[fault("comm.barrier", [1], raise_="RuntimeError")])
+    for rank in run:
+        rank.create("mnnvl" if rank.rank else "trtllm")
+        with rank.step("use"):
+            if rank.rank == 1:
+                rank.struck(0, "comm.barrier", "raise", argument="0")
+        rank.destroy("w0")
+        rank.finish()
+    assert reason(run.judge(), "ranks_agree").startswith("in create #1 rank 0 returned a trtllm workspace")
+
+
+def test_a_rank_that_had_nothing_to_use_is_told_from_one_that_used(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for rank in run:
+        rank.create_none()
+        with rank.step("use") as result:
+            if rank.rank == 1:
+                result["returned"] = "skipped"
+        rank.destroy()
+        rank.finish()
+    assert reason(run.judge(), "ranks_agree") == "in use #1 rank 0 returned and rank 1 had nothing to use"
 
 
 def struck_collective(tmp_path: Path, ranks: list[int]) -> Run:
@@ -378,6 +456,22 @@ def test_a_probe_that_never_comes_back_is_broken_and_no_hang_of_the_subject(tmp_
         "rank 0 never came back from the lab's collectives on group 0: "
         "it waits in comm.allgather for rank 1 since 0.25 s"
     )
+
+
+def test_a_probe_that_names_its_group_itself_is_believed(tmp_path: Path) -> None:
+    """A group with torch's name in the sequence, struck, and probed under another name."""
+    run = Run(tmp_path, faults=[fault("comm.allgather", [1], raise_="RuntimeError")])
+    for rank in run:
+        rank.collectives = {"pg7": ["barrier"], "pg8": ["barrier"]}
+        with rank.step("create") as result:
+            if rank.rank == 1:
+                rank.struck(0, "comm.allgather", "raise", argument="pg7")
+            result["returned"] = "none"
+        rank.finish(probe=lambda group: group != "world")
+        for event in rank.events:
+            if event["kind"] == "probe" and event["group"]:
+                event["label"] = {"world": "pg7", "bystanders": "pg8"}[event["group"]]
+    assert state(run.judge(), "comms_alive") == "held"
 
 
 def test_a_lost_member_is_not_held_against_the_subject(tmp_path: Path) -> None:
@@ -508,6 +602,14 @@ def test_an_invalid_workspace_that_is_destroyed_never_or_twice_breaks_it(
     assert reason(judgement, "destroy_called") == (
         f"rank 1: the mnnvl workspace w0 with a null pointer {words} before workspace.create (trtllm) began"
     )
+
+
+def test_a_destroy_that_comes_after_the_fallback_began_is_too_late(tmp_path: Path) -> None:
+    run = null_pointer(tmp_path, 0)
+    for rank in run:
+        rank.events.pop()
+        rank.call("workspace.destroy", "w0")
+    assert "was never destroyed before workspace.create" in reason(run.judge(), "destroy_called")
 
 
 def test_a_destruction_by_the_finalizer_is_nobodys_call(tmp_path: Path) -> None:

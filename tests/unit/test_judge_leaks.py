@@ -286,7 +286,10 @@ def test_a_struck_destroy_exempts_nothing_that_was_made_outside_the_creation(tmp
 
 
 def test_a_struck_destroy_of_a_nameless_object_exempts_every_creation(tmp_path: Path) -> None:
-    assert exempt(destroy_struck(tmp_path, 0, "").judge())
+    assert exempt(destroy_struck(tmp_path / "0", 0, "").judge())
+    assert exempt(destroy_struck(tmp_path / "1", 1, "").judge())
+    more = thing("allocation", "a1", MIB)
+    assert broken(destroy_struck(tmp_path / "more", 1, "", more).judge()) == {"no_leak"}
 
 
 def test_a_struck_destroy_by_the_finalizer_exempts_too(tmp_path: Path) -> None:
@@ -331,19 +334,24 @@ def test_a_creation_struck_after_it_ran_is_lost_whole(tmp_path: Path) -> None:
     assert exempt(run.judge())
 
 
-@pytest.mark.parametrize(("more", "fine"), [(1, True), (2, False)])
-def test_a_descriptor_that_a_struck_export_had_made_is_exempt_and_no_second_one(
-    tmp_path: Path, more: int, fine: bool
+@pytest.mark.parametrize(
+    ("more", "when", "fine"), [(1, "after", True), (2, "after", False), (1, "before", False)]
+)
+def test_a_descriptor_that_a_struck_export_had_made_is_exempt_and_no_other(
+    tmp_path: Path, more: int, when: str, fine: bool
 ) -> None:
     site = "cuMemExportToShareableHandle"
-    run = Run(tmp_path, faults=[fault(site, error="CUDA_ERROR_OUT_OF_MEMORY", when="after")])
+    run = Run(tmp_path, faults=[fault(site, error="CUDA_ERROR_OUT_OF_MEMORY", when=when)])
     for rank in run:
         with rank.step("create") as result:
-            rank.struck(0, site, "error", "after")
+            rank.struck(0, site, "error", when)
             rank.system["descriptors"]["file"] += more
             result["returned"] = "none"
         rank.finish()
-    assert (broken(run.judge()) == set()) == fine
+    judgement = run.judge()
+    assert exempt(judgement) == fine
+    if fine:
+        assert reason(judgement, "no_leak").endswith(f"the scenario struck {site}")
 
 
 def test_ranks_that_the_scenario_ended_are_not_counted(tmp_path: Path) -> None:

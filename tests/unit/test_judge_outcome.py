@@ -57,6 +57,25 @@ def test_without_a_use_what_was_created_decides_and_there_is_no_path(
     assert outcome(run) == (word, None)
 
 
+def test_the_last_create_that_settled_on_something_decides(tmp_path: Path) -> None:
+    run = Run(tmp_path, workload=("create", "create", "destroy", "exit"))
+    for rank in run:
+        rank.create("mnnvl")
+        rank.create("trtllm")
+        rank.destroy("w0")
+        rank.finish()
+    assert outcome(run) == ("fallback", None)
+
+
+def test_a_workload_without_a_create_is_used(tmp_path: Path) -> None:
+    run = Run(tmp_path, workload=("collective", "exit"))
+    for rank in run:
+        with rank.step("collective"):
+            pass
+        rank.finish()
+    assert outcome(run) == ("used", None)
+
+
 def test_the_path_is_what_was_seen_not_what_the_object_says(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for rank in run:
@@ -103,7 +122,11 @@ def test_the_labs_own_collectives_and_those_of_other_steps_carry_nothing(tmp_pat
         rank.carry("none")
         with rank.step("use"):
             rank.call("comm.allreduce", "0", lab=True)
+            rank.call("kernel.allreduce", "unheard-of")
+            rank.call("kernel.lamport_initialize", "trtllm")
+            rank.call("comm.barrier", "0")
             rank.compared()
+            rank.carry("none")
         rank.destroy("w0")
         rank.finish()
     assert outcome(run) == ("used", None)

@@ -97,6 +97,15 @@ def test_ranks_say_how_they_ended_and_on_what_they_were_blocked(tmp_path: Path) 
     ]
 
 
+def test_without_the_supervisors_word_the_last_call_is_the_last_site(tmp_path: Path) -> None:
+    run = clean(Run(tmp_path))
+    assert run[0].exit is not None
+    run[0].exit["last_site"] = ""
+    run[1].exit["last_site"] = "cuMemFree"  # type: ignore[index]
+    run[0].events = [event for event in run[0].events if event["kind"] != "leave"]
+    assert [rank["last_site"] for rank in result(run)["ranks"]] == ["workspace.destroy", "cuMemFree"]
+
+
 def test_a_rank_that_ended_well_has_its_status(tmp_path: Path) -> None:
     assert [rank["exit"] for rank in result(clean(Run(tmp_path)))["ranks"]] == [0, 0]
 

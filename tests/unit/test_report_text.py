@@ -104,6 +104,23 @@ def test_an_unknown_run_says_so_and_which_fault_never_fired(tmp_path: Path) -> N
     assert text.render_result(made).startswith("UNKNOWN: fault 0 at cuMemMap never fired")
 
 
+def test_a_failure_names_the_optional_faults_that_stayed_away(tmp_path: Path) -> None:
+    away = fault("cuMemMap", optional=True, error="CUDA_ERROR_UNKNOWN")
+    there = fault("cuMemCreate", error="CUDA_ERROR_UNKNOWN")
+    run = Run(tmp_path, faults=[away, there], expect=expecting(outcome="fallback"))
+    run[0].struck(1, "cuMemCreate", "error")
+    shown = told(result(clean(run)))
+    assert "      the fault at cuMemMap never fired\n" in shown
+    assert "the fault at cuMemCreate" not in shown
+
+
+def test_few_peers_are_named(tmp_path: Path) -> None:
+    run = Run(tmp_path, ranks=4)
+    run[0].begin("create")
+    run.hang(wait(0, "comm.allgather", 1, 2, 3, kind="collective"))
+    assert "rank 0  comm.allgather  for 1, 2, 3  since 0.25 s" in told(result(run))
+
+
 def test_many_ranks_stay_in_80_columns(tmp_path: Path) -> None:
     run = Run(tmp_path, ranks=8)
     for rank in run:

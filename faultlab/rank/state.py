@@ -1,0 +1,35 @@
+"""The caller's state that a step must leave alone, as short digests for an event."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+
+import numpy
+import torch
+
+
+def take() -> dict[str, str]:
+    """One snapshot: the name of each kind of state, and a digest or the value itself."""
+    environment = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
+    return {
+        "the random state of Python": _digest(repr(random.getstate()).encode()),
+        "the random state of torch": _digest(bytes(torch.get_rng_state().tolist())),
+        "the random state of numpy": _digest(_numpy_state()),
+        "the current device": str(torch.cuda.current_device()),
+        "the inference mode": str(torch.is_inference_mode_enabled()),
+        "the default dtype": str(torch.get_default_dtype()),
+        "the environment": _digest(environment.encode(errors="surrogateescape")),
+        "the working directory": str(os.getcwd()),  # noqa: PTH109
+    }
+
+
+def _numpy_state() -> bytes:
+    told = numpy.random.get_state(legacy=False)
+    assert isinstance(told, dict)
+    return bytes(told["state"]["key"].tobytes()) + str(told["state"]["pos"]).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
