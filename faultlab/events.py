@@ -27,17 +27,17 @@ Kinds a rank records
     state        before, after: {name: digest}: the caller's state around one step
     ledger       label ("baseline", "step", "end"), objects, os, device_bytes, context
     log          level, logger, message
-    probe        name ("context", "collective"), group, ok, error, number
+    probe        name ("context", "collective"), group, label (the group's name in torch), ok (null: could not be asked), error, number
     sequence     groups: {name: [op, …]}: every collective the subject and the lab made, per group, in order (hash and length)
     unknown-call name
-    sticky       error, site: a kernel met an unusable pointer, or a fault poisoned the context
+    sticky       error, site, injected (bool: by the scenario), reason: a kernel met an unusable pointer, or a fault poisoned the context
     exit         status: the rank program's own last word
 
 Kinds the supervisor records
     hang         waits: [{rank, thread, site, waits_for, text, since, deadline}…], remaining_s, step
     jump         from, to: machine time moved forward because everybody waited
     over-budget  text: the run was ended because machine time ran out
-    rank-exit    rank, exit (status, or null), signal (name, or null), expected (bool: the lab ended it)
+    rank-exit    rank, exit (status, or null), signal (name, or null), expected (bool: its own last word, or the lab ended it), last_site
     lab-error    text: the lab itself failed
     end          machine_s, seconds
 

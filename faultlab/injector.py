@@ -119,6 +119,20 @@ class Armed:
         return strikes(fault.calls, self._count, self._rank)
 
 
+@dataclass
+class OneCall:
+    """One call at a site: how it is made, and what it touched once it was."""
+
+    identity: int
+    site: str
+    real: Callable[[], Any]
+    convention: Convention
+    wait: Callable[[], WaitFields] | None
+    refers: tuple[Any, ...] | None
+    replace: Callable[[Any], Any] | None
+    touched: Touched = field(default_factory=Touched)
+
+
 class Injector:
     """Records every call at a site and strikes those the scenario names."""
 
@@ -173,62 +187,54 @@ class Injector:
         the real call is made; ``refers`` are its arguments, kept when a release
         is struck; ``replace`` turns an effect's value into what is returned.
         """
-        identity = self.new_identity()
+        call = OneCall(self.new_identity(), site, real, convention, wait, refers, replace)
         struck = self.strike(site, argument)
-        self._enter(identity, site, argument)
+        self._enter(call.identity, site, argument)
         try:
-            result = self._perform(identity, site, struck, real, convention, wait, refers, replace)
+            result = self._perform(call, struck)
         except BaseException as error:
-            self._leave_raised(identity, site, error)
+            self._leave_raised(call.identity, site, error)
             raise
-        self._leave(identity, site, convention.result_name(result), result)
+        self._leave(call, convention.result_name(result), result)
         return result
 
     # ------------------------------------------------------------- one call
 
-    def _perform(
-        self,
-        identity: int,
-        site: str,
-        struck: list[Armed],
-        real: Callable[[], Any],
-        convention: Convention,
-        wait: Callable[[], WaitFields] | None,
-        refers: tuple[Any, ...] | None,
-        replace: Callable[[Any], Any] | None,
-    ) -> Any:
+    def _perform(self, call: OneCall, struck: list[Armed]) -> Any:
         for armed in struck:
-            if armed.fault.effect.when == "before" and armed.fault.effect.kind not in ("value",):
-                named = (
-                    self.machine.refers_to(site, refers)
-                    if refers is not None and SITES[site].releases
-                    else []
-                )
-                self._fired(armed, identity, site, "before", refers=named)
-                if armed.fault.effect.kind != "delay_s":
-                    return self._take_effect(armed.fault.effect, site, convention)
-                self.link.sleep(armed.fault.effect.delay_s or 0.0)
-        result = self._real(site, real, wait)
+            effect = armed.fault.effect
+            if effect.when == "before" and effect.kind != "value":
+                self._fired(armed, call, "before", refers=self._named(call))
+                if effect.kind != "delay_s":
+                    return self._take_effect(effect, call)
+                self.link.sleep(effect.delay_s or 0.0)
+        result = self._real(call)
+        call.touched = self._touched(call.site)
         for armed in struck:
             effect = armed.fault.effect
             if effect.kind == "value":
-                assert replace is not None, f"{site} has no value to replace"
-                self._fired(armed, identity, site, "after")
-                result = replace(effect.value)
+                assert call.replace is not None, f"{call.site} has no value to replace"
+                self._fired(armed, call, "after")
+                result = call.replace(effect.value)
             elif effect.when == "after":
-                made = [each.id for each in self.machine.touched().made]
-                self._fired(armed, identity, site, "after", made=made)
+                self._fired(armed, call, "after", made=[each.id for each in call.touched.made])
                 if effect.kind == "delay_s":
                     self.link.sleep(effect.delay_s or 0.0)
                 else:
-                    result = self._take_effect(effect, site, convention)
+                    result = self._take_effect(effect, call)
         return result
 
-    def _real(self, site: str, real: Callable[[], Any], wait: Callable[[], WaitFields] | None) -> Any:
-        if wait is None or (fields := wait()) is None:
-            return real()
-        with self.waiting(site, fields):
-            return real()
+    def _named(self, call: OneCall) -> list[str]:
+        """The objects that a struck release was to give back."""
+        if call.refers is None or not SITES[call.site].releases:
+            return []
+        return self.machine.refers_to(call.site, call.refers)
+
+    def _real(self, call: OneCall) -> Any:
+        if call.wait is None or (fields := call.wait()) is None:
+            return call.real()
+        with self.waiting(call.site, fields):
+            return call.real()
 
     @contextmanager
     def waiting(self, site: str, fields: dict[str, Any]) -> Iterator[int]:
@@ -240,8 +246,9 @@ class Injector:
         finally:
             self.link.emit("wait-end", id=identity, site=site)
 
-    def _take_effect(self, effect: Effect, site: str, convention: Convention) -> Any:
+    def _take_effect(self, effect: Effect, call: OneCall) -> Any:
         """The call is struck: what it does instead. Returns what the library returns."""
+        site, convention = call.site, call.convention
         if effect.after_s:
             self.link.sleep(effect.after_s)
         kind = effect.kind
@@ -269,13 +276,13 @@ class Injector:
 
     # --------------------------------------------------------------- events
 
-    def _fired(self, armed: Armed, identity: int, site: str, when: str, **objects: Any) -> None:
+    def _fired(self, armed: Armed, call: OneCall, when: str, **objects: Any) -> None:
         self.link.emit(
             "fault",
             fault=armed.index,
-            id=identity,
-            site=site,
-            call=self._calls.get(site, 0),
+            id=call.identity,
+            site=call.site,
+            call=self._calls.get(call.site, 0),
             effect=armed.fault.effect.kind,
             when=when,
             refers=objects.get("refers", []),
@@ -299,16 +306,15 @@ class Injector:
             lab=context.lab,
         )
 
-    def _leave(self, identity: int, site: str, result: str, value: Any) -> None:
-        touched = self._touched(site)
+    def _leave(self, call: OneCall, result: str, value: Any) -> None:
         self.link.emit(
             "leave",
-            id=identity,
-            site=site,
+            id=call.identity,
+            site=call.site,
             result=result,
             error=None,
-            made=[_object(each) for each in touched.made],
-            released=touched.released,
+            made=[_object(each) for each in call.touched.made],
+            released=call.touched.released,
             value=value if isinstance(value, (int, bool)) else None,
         )
 

@@ -65,7 +65,7 @@ class Machine(Protocol):
         ...
 
     def touched(self) -> Touched:
-        """What the latest ``call`` of this thread made and released."""
+        """What the latest ``call`` of this thread made and released; told once."""
         ...
 
     def ledger(self) -> list[LedgerObject]:

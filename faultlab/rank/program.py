@@ -171,9 +171,12 @@ class Rank:
         self._probe_context()
         self.link.meet("workload done")
         self.link.emit("sequence", groups=self.groups.sequence())
-        if not self.machine.context_error():
-            dead = self.link.meet("probes")
-            self._probe_groups(group, dead)
+        if self.machine.context_error():
+            # A poisoned rank asks nothing more; its peers hear of its end where they meet.
+            self._ledger("end")
+            return
+        dead = self.link.meet("probes")
+        self._probe_groups(group, dead)
         self._ledger("end")
         self.link.meet("ledgers taken")
         dist.destroy_process_group()
@@ -184,18 +187,17 @@ class Rank:
 
     def _probe_groups(self, group: Any, dead: list[int]) -> None:
         for name, each in (("world", group), (BYSTANDERS, self._bystanders)):
-            if dead:
-                self.link.emit(
-                    "probe", name="collective", group=name, ok=None, error=f"ranks {dead} are dead", number=0
-                )
-                continue
-            try:
-                _collectives(each, self.scenario.ranks, self.rank)
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}"[:500]
-                self.link.emit("probe", name="collective", group=name, ok=False, error=text, number=0)
-            else:
-                self.link.emit("probe", name="collective", group=name, ok=True, error=None, number=0)
+            ok, error = (None, f"ranks {dead} are gone") if dead else self._ask(each)
+            label = str(each.group_name)
+            self.link.emit("probe", name="collective", group=name, label=label, ok=ok, error=error, number=0)
+
+    def _ask(self, group: Any) -> tuple[bool, str | None]:
+        """Whether the group's collectives still answer rightly, and if not, how."""
+        try:
+            _collectives(group, self.scenario.ranks, self.rank)
+        except Exception as error:
+            return False, f"{type(error).__name__}: {error}"[:500]
+        return True, None
 
     def _ledger(self, label: str) -> None:
         steps.take_ledger(self, label)

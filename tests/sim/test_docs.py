@@ -42,6 +42,7 @@ def test_every_command_in_the_docs_runs(tmp_path: Path) -> None:
     """In one test, in order: a later command may read what an earlier one wrote."""
     shutil.copytree(REPOSITORY / "scenarios", tmp_path / "scenarios")
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    shutil.copytree(REPOSITORY / "benchmarks", tmp_path / "benchmarks")
     (tmp_path / "tests").mkdir()
     for command in commands():
         if command in _RUN_BY_CI:

@@ -27,6 +27,7 @@ def broken(result: dict[str, Any]) -> set[str]:
 def test_a_fault_before_add_device_on_one_rank_is_a_hang_found_at_once(run_text: Callable[..., Any]) -> None:
     result, folder = run_text(
         BARE + "faults: [{at: cuMulticastAddDevice, ranks: [1], effect: {error: CUDA_ERROR_ILLEGAL_STATE}}]\n"
+        "workload: [create, use, destroy, exit]\n"
     )
     assert result["outcome"] == "hang"
     # The rank that failed also leaves its half-built multicast object behind.

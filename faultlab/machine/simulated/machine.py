@@ -115,8 +115,15 @@ class SimulatedMachine:
         return []
 
     def touched(self) -> Touched:
-        touched = getattr(self._local, "touched", None)
-        return touched if touched is not None else Touched()
+        touched = self._touched_now()
+        self._local.touched = Touched()
+        return touched
+
+    def _touched_now(self) -> Touched:
+        if getattr(self._local, "touched", None) is None:
+            self._local.touched = Touched()
+        touched: Touched = self._local.touched
+        return touched
 
     def ledger(self) -> list[LedgerObject]:
         return list(self._ledger.values())
@@ -148,13 +155,13 @@ class SimulatedMachine:
         identity = f"{kind[0]}{next(self._numbers)}"
         entry = LedgerObject(kind, identity, size_bytes, depends_on)
         self._ledger[identity] = entry
-        self.touched().made.append(entry)
+        self._touched_now().made.append(entry)
         return identity
 
     def gone(self, identity: str) -> None:
         """Take an object out of the ledger."""
         del self._ledger[identity]
-        self.touched().released.append(identity)
+        self._touched_now().released.append(identity)
 
     # ---------------------------------------------------------------- memory
 
