@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from faultlab.errors import WireError
 from faultlab.runner import wire
 from faultlab.runner.cleanup import die_with_parent
 
@@ -138,7 +139,7 @@ class Forkserver:
     def _tell(self, run: Run, message: dict[str, Any]) -> None:
         try:
             wire.send(run.connection, wire.encode(message))
-        except Exception:
+        except WireError:
             # The supervisor hung up; its end is heard by the loop itself.
             return
 

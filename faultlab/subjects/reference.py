@@ -16,7 +16,7 @@ what it can do is find out beforehand, together, whether it will work:
 
 It restores what a caller owns (Python's random state, the current device) and
 releases by public means what FlashInfer's trtllm ``destroy()`` leaves behind.
-To use it in your own code, copy this file: it needs torch, FlashInfer and
+To use it in your own code, copy this file and ``preflight.py``: they need torch, FlashInfer and
 ``cuda.bindings``, and nothing of the lab but ``Environment``.
 """
 
@@ -24,16 +24,15 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from faultlab.subjects.base import Environment, plain_all_reduce
+from faultlab.subjects.preflight import StepFailed, preflight, vote
 
 logger = logging.getLogger("faultlab.reference")
 
@@ -42,10 +41,6 @@ _LADDER = ("mnnvl", "trtllm")
 
 class WorkspaceUnavailable(RuntimeError):
     """The back end that the user ordered cannot be used, on any rank."""
-
-
-class StepFailed(Exception):
-    """At least one rank failed a voted step; every rank raises this together."""
 
 
 class Reference:
@@ -222,262 +217,3 @@ def leftovers_of(workspace: Any) -> list[Callable[[], None]]:
 
         releases.append(lambda: cudart.cudaFree(ctypes.c_void_p(flag)))
     return releases
-
-
-# --------------------------------------------------------------------- votes
-
-
-def vote(environment: Environment, name: str, problem: str) -> None:
-    """Tell every rank what happened here. Raises StepFailed on every rank if
-    any rank reports a problem; the text is the same everywhere."""
-    anybody = torch.tensor([1 if problem else 0])
-    dist.all_reduce(anybody, op=dist.ReduceOp.MAX, group=environment.group)
-    if not int(anybody):
-        return
-    problems: list[Any] = [None] * environment.world_size
-    dist.all_gather_object(problems, problem, group=environment.group)
-    told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]
-    if told:
-        raise StepFailed(f"{name} failed ({'; '.join(told)})")
-
-
-# ----------------------------------------------------------------- preflight
-
-
-def preflight(environment: Environment, backend: str) -> None:
-    """Try every step the set-up of ``backend`` will take, with a vote after
-    each, on the smallest objects the driver makes. Raises StepFailed on every
-    rank, or on none; gives everything back either way."""
-    trial = Trial(environment, multicast=backend == "mnnvl")
-    try:
-        for step in trial.steps():
-            problem = ""
-            try:
-                step()
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-            vote(environment, f"preflight step {step.__name__.replace('_', ' ').strip()}", problem)
-    finally:
-        trial.give_back()
-
-
-class Trial:
-    """A small symmetric allocation, with a multicast object over it or without."""
-
-    def __init__(self, environment: Environment, *, multicast: bool) -> None:
-        self._environment = environment
-        self._multicast = multicast
-        self._device = environment.device.index
-        self._undo: list[Callable[[], Any]] = []
-        self._own: Any = None
-        self._team: Any = None
-        self._descriptors: list[int] = []
-
-    def steps(self) -> list[Callable[[], None]]:
-        """The steps in order. Every rank runs the same ones."""
-        unicast = [
-            self._context,
-            self._allocate,
-            self._exchange,
-            self._import_all,
-            self._map_all,
-            self._small_allocation,
-        ]
-        if not self._multicast:
-            return unicast
-        team = [self._create_team, self._pass_team_on, self._add_device, self._map_team, self._bind]
-        return [self._ask_multicast, *unicast, *team]
-
-    def give_back(self) -> None:
-        """Undo what was done, last first; a failure here is logged, never raised."""
-        while self._undo:
-            undo = self._undo.pop()
-            try:
-                undo()
-            except Exception as error:
-                logger.warning("rank %d: preflight could not give back: %s", self._environment.rank, error)
-
-    # Every step below may raise; the vote after it tells the others.
-
-    def _ask_multicast(self) -> None:
-        from cuda.bindings import driver
-
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-        if not checked(driver.cuDeviceGetAttribute(attribute, self._device)):
-            raise RuntimeError("the device says that it does not support multicast")
-
-    def _context(self) -> None:
-        from cuda.bindings import driver
-
-        context = checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuDeviceGet(self._device))))
-        self._undo.append(lambda: checked(driver.cuDevicePrimaryCtxRelease(self._device)))
-        checked(driver.cuCtxSetCurrent(context))
-        self._size = checked(driver.cuMemGetAllocationGranularity(self._properties(), _recommended()))
-        if self._multicast:
-            self._size = max(
-                self._size,
-                checked(driver.cuMulticastGetGranularity(self._team_properties(), _team_recommended())),
-            )
-
-    def _properties(self) -> Any:
-        from cuda.bindings import driver
-
-        properties = driver.CUmemAllocationProp()
-        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = self._device
-        properties.requestedHandleTypes = _posix()
-        # FlashInfer asks for it too, without a query (mnnvl.py).
-        properties.allocFlags.gpuDirectRDMACapable = 1
-        return properties
-
-    def _team_properties(self) -> Any:
-        from cuda.bindings import driver
-
-        properties = driver.CUmulticastObjectProp()
-        properties.numDevices = self._environment.world_size
-        properties.size = getattr(self, "_size", 0)
-        properties.handleTypes = _posix()
-        return properties
-
-    def _allocate(self) -> None:
-        from cuda.bindings import driver
-
-        self._own = checked(driver.cuMemCreate(self._size, self._properties(), 0))
-        self._undo.append(lambda: checked(driver.cuMemRelease(self._own)))
-        self._descriptor = int(checked(driver.cuMemExportToShareableHandle(self._own, _posix(), 0)))
-        self._undo.append(self._close_descriptors)
-        self._descriptors.append(self._descriptor)
-
-    def _close_descriptors(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-    def _exchange(self) -> None:
-        from flashinfer.comm.fd_exchange import exchange_fds
-        from flashinfer.comm.mnnvl import TorchDistBackend
-
-        self._received = exchange_fds(TorchDistBackend(self._environment.group), self._descriptor)
-        self._descriptors.extend(fd for fd in self._received if fd != self._descriptor)
-
-    def _import_all(self) -> None:
-        from cuda.bindings import driver
-
-        self._handles: list[Any] = []
-        for peer, descriptor in enumerate(self._received):
-            if peer == self._environment.rank:
-                self._handles.append(self._own)
-                continue
-            handle = checked(driver.cuMemImportFromShareableHandle(descriptor, _posix()))
-            self._undo.append(partial(_release, handle))
-            self._handles.append(handle)
-
-    def _map_all(self) -> None:
-        from cuda.bindings import driver
-
-        total = self._size * len(self._handles)
-        base = int(checked(driver.cuMemAddressReserve(total, self._size, 0, 0)))
-        self._undo.append(lambda: checked(driver.cuMemAddressFree(base, total)))
-        for index, handle in enumerate(self._handles):
-            address = base + index * self._size
-            checked(driver.cuMemMap(address, self._size, 0, handle, 0))
-            self._undo.append(partial(_unmap, address, self._size))
-        checked(driver.cuMemSetAccess(base, total, [self._access()], 1))
-        checked(driver.cuMemsetD8(base + self._environment.rank * self._size, 0, self._size))
-
-    def _small_allocation(self) -> None:
-        from cuda.bindings import driver
-
-        pointer = checked(driver.cuMemAlloc(8 * self._environment.world_size))
-        self._undo.append(lambda: checked(driver.cuMemFree(pointer)))
-
-    def _access(self) -> Any:
-        from cuda.bindings import driver
-
-        access = driver.CUmemAccessDesc()
-        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = self._device
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return access
-
-    def _create_team(self) -> None:
-        from cuda.bindings import driver
-
-        self._team_descriptor: int | None = None
-        if self._environment.rank != 0:
-            return
-        self._team = checked(driver.cuMulticastCreate(self._team_properties()))
-        self._undo.append(lambda: checked(driver.cuMemRelease(self._team)))
-        self._team_descriptor = int(checked(driver.cuMemExportToShareableHandle(self._team, _posix(), 0)))
-        self._descriptors.append(self._team_descriptor)
-
-    def _pass_team_on(self) -> None:
-        from cuda.bindings import driver
-        from flashinfer.comm.fd_exchange import broadcast_fd
-        from flashinfer.comm.mnnvl import TorchDistBackend
-
-        descriptor = broadcast_fd(TorchDistBackend(self._environment.group), self._team_descriptor, 0)
-        if self._environment.rank == 0:
-            return
-        self._descriptors.append(descriptor)
-        self._team = checked(driver.cuMemImportFromShareableHandle(descriptor, _posix()))
-        self._undo.append(lambda: checked(driver.cuMemRelease(self._team)))
-
-    def _add_device(self) -> None:
-        from cuda.bindings import driver
-
-        checked(driver.cuMulticastAddDevice(self._team, self._device))
-
-    def _map_team(self) -> None:
-        """Only after the vote on ``_add_device``: this call blocks until every
-        device was added, and nothing can interrupt it."""
-        from cuda.bindings import driver
-
-        address = int(checked(driver.cuMemAddressReserve(self._size, self._size, 0, 0)))
-        self._undo.append(lambda: checked(driver.cuMemAddressFree(address, self._size)))
-        checked(driver.cuMemMap(address, self._size, 0, self._team, 0))
-        self._undo.append(lambda: checked(driver.cuMemUnmap(address, self._size)))
-        checked(driver.cuMemSetAccess(address, self._size, [self._access()], 1))
-
-    def _bind(self) -> None:
-        from cuda.bindings import driver
-
-        checked(driver.cuMulticastBindMem(self._team, 0, self._own, 0, self._size, 0))
-        self._undo.append(lambda: checked(driver.cuMulticastUnbind(self._team, self._device, 0, self._size)))
-
-
-def checked(result: tuple[Any, ...]) -> Any:
-    """The value of a driver call. Raises RuntimeError naming the error."""
-    if int(result[0]):
-        raise RuntimeError(f"{result[0].name} ({int(result[0])})")
-    return result[1] if len(result) > 1 else None
-
-
-def _release(handle: Any) -> None:
-    from cuda.bindings import driver
-
-    checked(driver.cuMemRelease(handle))
-
-
-def _unmap(address: int, size: int) -> None:
-    from cuda.bindings import driver
-
-    checked(driver.cuMemUnmap(address, size))
-
-
-def _posix() -> Any:
-    from cuda.bindings import driver
-
-    return driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-
-
-def _recommended() -> Any:
-    from cuda.bindings import driver
-
-    return driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-
-
-def _team_recommended() -> Any:
-    from cuda.bindings import driver
-
-    return driver.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_RECOMMENDED

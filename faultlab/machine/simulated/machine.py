@@ -1,7 +1,7 @@
 """The simulated machine of one rank: handles, addresses, context, and the answers.
 
-Each library's calls are in a module of their own (``driver``, ``runtime``,
-``nvml``, ``kernels``), as functions that take the machine; this class holds the
+Each library's calls are in modules of their own (``driver``, ``memory``,
+``multicast``, ``runtime``, ``nvml``, ``kernels``), as functions that take the machine; this class holds the
 state they share, the ledger, and the way to the board.
 """
 
@@ -20,7 +20,7 @@ from faultlab.codes import STICKY
 from faultlab.errors import UnknownCall
 from faultlab.machine.base import LedgerObject, Touched
 from faultlab.machine.board import BoardClient
-from faultlab.machine.simulated import driver, kernels, nvml, runtime
+from faultlab.machine.simulated import driver, kernels, memory, multicast, nvml, runtime
 from faultlab.machine.simulated.addresses import AddressSpace, Mapping
 from faultlab.topology.models import Topology
 
@@ -78,6 +78,8 @@ class SimulatedMachine:
         self._ledger: dict[str, LedgerObject] = {}
         self._memories: dict[int, mmap.mmap] = {}
         self._local = threading.local()
+        # The modules for memory and multicast objects register with the driver's.
+        assert memory and multicast
         self._calls: dict[str, Callable[..., Any]] = {
             **driver.CALLS,
             **runtime.CALLS,
@@ -144,8 +146,8 @@ class SimulatedMachine:
         return bool(self.capture_mode)
 
     def close(self) -> None:
-        for memory in self._memories.values():
-            memory.close()
+        for kept in self._memories.values():
+            kept.close()
         self._memories.clear()
 
     # ---------------------------------------------------------------- ledger

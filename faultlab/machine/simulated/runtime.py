@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from faultlab.codes import CUDA
-from faultlab.machine.simulated import driver
+from faultlab.machine.simulated import memory
 
 if TYPE_CHECKING:
     from faultlab.machine.simulated.machine import SimulatedMachine
@@ -35,19 +35,19 @@ def cudaDeviceSynchronize(machine: SimulatedMachine) -> Any:  # noqa: N802
 
 @_call
 def cudaMalloc(machine: SimulatedMachine, size: int) -> Any:  # noqa: N802
-    error, address = driver.allocate(machine, int(size))
+    error, address = memory.allocate(machine, int(size))
     return (CUDA[error], None) if error else (0, address)
 
 
 @_call
 def cudaFree(machine: SimulatedMachine, pointer: int) -> Any:  # noqa: N802
-    error = driver.free(machine, int(pointer))
+    error = memory.free(machine, int(pointer))
     return (CUDA[error] if error else 0, None)
 
 
 @_call
 def cudaMemset(machine: SimulatedMachine, pointer: int, byte: int, count: int) -> Any:  # noqa: N802
-    error = driver.fill(machine, int(pointer), int(byte), int(count), 1)
+    error = memory.fill(machine, int(pointer), int(byte), int(count), 1)
     return (CUDA[error] if error else 0, None)
 
 
@@ -59,9 +59,9 @@ def cudaMemcpy(machine: SimulatedMachine, to: int, source: int, count: int, kind
     data = (
         machine.view(int(source), int(count))
         if _on_device(source)
-        else driver.host_bytes(int(source), int(count))
+        else memory.host_bytes(int(source), int(count))
     )
-    target = machine.view(int(to), int(count)) if _on_device(to) else driver.host_view(int(to), int(count))
+    target = machine.view(int(to), int(count)) if _on_device(to) else memory.host_view(int(to), int(count))
     if data is None or target is None:
         return (CUDA["CUDA_ERROR_INVALID_VALUE"], None)
     memoryview(target).cast("B")[:] = bytes(data)
