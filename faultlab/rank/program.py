@@ -179,7 +179,8 @@ class Rank:
         self._probe_groups(group, dead)
         self._ledger("end")
         self.link.meet("ledgers taken")
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _probe_context(self) -> None:
         error = self.machine.context_error()

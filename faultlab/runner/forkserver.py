@@ -35,6 +35,7 @@ def preload() -> None:
 
     import faultlab.machine.simulated.machine
     import faultlab.rank.program
+    import faultlab.subjects.canaries
     import faultlab.subjects.flashinfer
     import faultlab.subjects.reference
 

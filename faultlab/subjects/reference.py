@@ -54,7 +54,6 @@ class Reference:
         self._ladder = _ladder(environment)
         self._failed: dict[str, str] = {}
         self._workspace: Any = None
-        self._leftovers: list[Callable[[], None]] = []
 
     # ----------------------------------------------------------------- steps
 
@@ -113,7 +112,7 @@ class Reference:
         workspace = None
         try:
             with self._environment.window("preflight"):
-                preflight(self._environment, backend)
+                self.preflight(backend)
             workspace = self._voted("creation", lambda: self._create(backend))
         except StepFailed as failure:
             self._failed[backend] = str(failure)
@@ -122,6 +121,18 @@ class Reference:
             return False
         self._workspace = workspace
         return True
+
+    def preflight(self, backend: str) -> None:
+        """Whether every rank can take every step of this set-up. Raises StepFailed on all or none."""
+        preflight(self._environment, backend)
+
+    def why_unusable(self, workspace: Any) -> str:
+        """Empty if the object can be given to a kernel on this rank, else the reason."""
+        if workspace is None:
+            return "creation returned nothing"
+        if workspace.backend == "mnnvl" and not int(workspace.mc_ptr or 0):
+            return "creation returned a workspace whose multicast pointer is null"
+        return ""
 
     def _create(self, backend: str) -> Any:
         import flashinfer.comm
@@ -145,7 +156,7 @@ class Reference:
         workspace, problem = None, ""
         try:
             workspace = make()
-            problem = usable_or_why(workspace)
+            problem = self.why_unusable(workspace)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         try:
@@ -184,15 +195,6 @@ def _ladder(environment: Environment) -> tuple[str, ...]:
         return (environment.backend,)
     start = _LADDER.index(environment.preferred) if environment.preferred else 0
     return _LADDER[start:]
-
-
-def usable_or_why(workspace: Any) -> str:
-    """Empty if the object can be given to a kernel on this rank, else the reason."""
-    if workspace is None:
-        return "creation returned nothing"
-    if workspace.backend == "mnnvl" and not int(workspace.mc_ptr or 0):
-        return "creation returned a workspace whose multicast pointer is null"
-    return ""
 
 
 def leftovers_of(workspace: Any) -> list[Callable[[], None]]:
