@@ -161,7 +161,9 @@ def test_after_all_are_killed_the_next_start_cleans_up(lab: Lab) -> None:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: gone(pids), 5)
     assert not empty(lab.root)
-    assert cleanup.remove_abandoned(lab.root) != []
+    removed: list[str] = []
+    # A killed process with threads is a zombie a moment before its last thread drops the lock.
+    wait_until(lambda: bool(removed.extend(cleanup.remove_abandoned(lab.root)) or removed), 5)
     assert empty(lab.root)
 
 
