@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -71,8 +71,8 @@ def run(
         str | None, typer.Option("-k", help="Only ids that match: an id, or words with and, or, not.")
     ] = None,
     lane: Annotated[Lane, typer.Option(help="The simulated machine, the real one, or both.")] = Lane.sim,
-    subject: Annotated[Optional[str], typer.Option(help="Run this subject instead of the files'.")] = None,  # noqa: UP045
-    out: Annotated[Optional[Path], typer.Option(help="Keep results and events in this folder.")] = None,  # noqa: UP045
+    subject: Annotated[str | None, typer.Option(help="Run this subject instead of the files'.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep results and events in this folder.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="How many scenarios run at a time.")] = 2,
 ) -> None:
     """Run scenarios and say, for each, whether its faults ended in a clean fallback."""
@@ -90,8 +90,6 @@ def _run(
     lanes = ("sim", "gpu") if lane is Lane.both else (lane.value,)
     items = batch.select(batch.items_of(load_paths(paths), lanes, subject), expression)
     console = Console(highlight=False, soft_wrap=True)
-    began = time.monotonic()
-    results: list[dict[str, Any]] = []
     with Session() as session:
         if any(not batch.skip_reason(item) for item in items):
             session.warm_up()
@@ -114,7 +112,7 @@ def check(paths: Paths) -> None:
 @app.command(name="list")
 def list_scenarios(
     paths: Paths,
-    select: Annotated[Optional[str], typer.Option("-k", help="Only ids that match.")] = None,  # noqa: UP045
+    select: Annotated[str | None, typer.Option("-k", help="Only ids that match.")] = None,
     lane: Annotated[Lane, typer.Option(help="The lane.")] = Lane.both,
 ) -> None:
     """List the scenarios that ``run`` would run, one id a line, with their titles."""
@@ -131,7 +129,7 @@ def sites(
     paths: Annotated[
         list[Path] | None, typer.Argument(help="A scenario whose sites are traced live.")
     ] = None,
-    select: Annotated[Optional[str], typer.Option("-k", help="Which scenario of the file.")] = None,  # noqa: UP045
+    select: Annotated[str | None, typer.Option("-k", help="Which scenario of the file.")] = None,
 ) -> None:
     """List every site; with a scenario, those its ranks reach, counted in a live run without its faults."""
     from faultlab.report import sites as report

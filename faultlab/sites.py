@@ -390,11 +390,6 @@ def split_site(text: str) -> tuple[str, str]:
     return match["site"], match["argument"]
 
 
-def is_multicast(site: str) -> bool:
-    """Whether the site is one of the ``cuMulticast*`` functions."""
-    return site.startswith("cuMulticast")
-
-
 assert all(site.domain in DOMAINS for site in SITES.values())
 assert all(
     error.startswith(("CUDA_ERROR_", "NVML_ERROR_")) for site in SITES.values() for error in site.errors

@@ -17,6 +17,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 pytest_plugins = ["pytester"]
 
 
+def broken(result: dict[str, Any]) -> set[str]:
+    """The invariants that a result calls broken."""
+    return {name for name, found in result["invariants"].items() if found["state"] == "broken"}
+
+
 @pytest.fixture
 def write_scenario(tmp_path: Path) -> Callable[..., Path]:
     """Write a scenario file into the test's folder."""

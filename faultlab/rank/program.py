@@ -52,10 +52,9 @@ def main(folder: Path, rank: int) -> None:
         status = 0
     except WireError:
         os._exit(1)
-    except SubjectError as error:
-        link.emit("unknown-call", name=f"subject: {error}")
     except FaultlabError as error:
-        link.emit("unknown-call", name=str(error))
+        of = "subject: " if isinstance(error, SubjectError) else ""
+        link.emit("unknown-call", name=f"{of}{error}")
     link.emit("exit", status=status)
     sys.stdout.flush()
     sys.stderr.flush()

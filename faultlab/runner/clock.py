@@ -44,10 +44,6 @@ class MachineClock:
         """Seconds of machine time since the run began."""
         return time.monotonic() - self._base()
 
-    def monotonic(self) -> float:
-        """A clock like ``time.monotonic`` that counts machine time."""
-        return self.now()
-
     def advance_to(self, machine_s: float) -> None:
         """Move machine time forward; it never goes back."""
         base = time.monotonic() - machine_s

@@ -121,11 +121,6 @@ class Session:
             if self._forkserver is None:
                 self._forkserver = self._start_forkserver()
 
-    @property
-    def forkserver_pid(self) -> int | None:
-        """The forkserver's process, once it runs."""
-        return None if self._forkserver is None else self._forkserver.pid
-
     def _start_forkserver(self) -> subprocess.Popen[bytes]:
         log = (self.folder / "forkserver.log").open("wb")
         with log:

@@ -31,20 +31,8 @@ class Runtime:
         return "ok" if int(result[0]) == 0 else name_of(int(result[0]))
 
 
-class Nvml:
-    """NVML: raises ``NVMLError``."""
-
-    def fail(self, site: str, code: str) -> Any:
-        import pynvml
-
-        raise pynvml.NVMLError(NVML[code])
-
-    def result_name(self, result: Any) -> str:
-        return "ok"
-
-
 class Raising:
-    """torch.distributed, the descriptor exchange: an exception of its own."""
+    """torch.distributed, the descriptor exchange, a value that is read: an exception of its own."""
 
     def fail(self, site: str, code: str) -> Any:
         raise RuntimeError(f"{site}: {code}")
@@ -53,14 +41,20 @@ class Raising:
         return "ok"
 
 
-class FlashInferStep:
+class Nvml(Raising):
+    """NVML: raises ``NVMLError``."""
+
+    def fail(self, site: str, code: str) -> Any:
+        import pynvml
+
+        raise pynvml.NVMLError(NVML[code])
+
+
+class FlashInferStep(Raising):
     """A whole step: FlashInfer's ``checkCudaErrors`` text (flashinfer/cuda_utils.py)."""
 
     def fail(self, site: str, code: str) -> Any:
         raise RuntimeError(f"CUDA error code={CUDA[code]}({code.encode()!r})")
-
-    def result_name(self, result: Any) -> str:
-        return "ok"
 
 
 def runtime_text(number: int) -> str:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from faultlab.seam.base import Seam
-from faultlab.seam.conventions import STEP
+from faultlab.seam.conventions import RAISING, STEP
 
 _ID = "_faultlab_id"
 
@@ -75,14 +75,7 @@ def _returned(seam: Seam, workspace: Any, number: int) -> None:
 def read(seam: Seam, site: str, true: Any) -> Any:
     """A value that is read: the true one, or the struck one."""
 
-    class Reading:
-        def fail(self, site: str, code: str) -> Any:
-            raise AssertionError(f"{site} returns no error")
-
-        def result_name(self, result: Any) -> str:
-            return "ok"
-
-    return seam.injector.call(site, lambda: true, Reading(), replace=lambda value: value)
+    return seam.injector.call(site, lambda: true, RAISING, replace=lambda value: value)
 
 
 def _constructor(seam: Seam, kind: Any, window: str) -> None:

@@ -12,6 +12,7 @@ from faultlab.judge import judge
 from faultlab.judge.finding import HELD
 from faultlab.judge.registry import CHECKS
 from faultlab.subjects.canaries import CANARIES
+from tests.conftest import broken
 
 pytestmark = pytest.mark.sim
 
@@ -22,10 +23,6 @@ PLAIN = {
     "ranks": 2,
     "workspace": {"creation": "mocked"},
 }
-
-
-def broken(result: dict[str, Any]) -> set[str]:
-    return {name for name, found in result["invariants"].items() if found["state"] == "broken"}
 
 
 @pytest.mark.parametrize("name", sorted(CANARIES))

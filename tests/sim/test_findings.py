@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from faultlab import events
+from tests.conftest import broken
 
 pytestmark = pytest.mark.sim
 
@@ -18,10 +19,6 @@ topology: hgx-h100-8
 ranks: 2
 subject: flashinfer
 """
-
-
-def broken(result: dict[str, Any]) -> set[str]:
-    return {name for name, found in result["invariants"].items() if found["state"] == "broken"}
 
 
 def test_a_fault_before_add_device_on_one_rank_is_a_hang_found_at_once(run_text: Callable[..., Any]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import broken
+
 pytestmark = pytest.mark.sim
 
 
@@ -19,10 +21,6 @@ def scenario(subject: str, **extra: str) -> str:
         f"subject: tests.subjects:{subject}",
     ]
     return "\n".join([*lines, *(f"{key}: {value}" for key, value in extra.items())]) + "\n"
-
-
-def broken(result: dict[str, Any]) -> set[str]:
-    return {name for name, found in result["invariants"].items() if found["state"] == "broken"}
 
 
 def test_the_smallest_subject_falls_back_cleanly(run_text: Callable[..., Any]) -> None:
