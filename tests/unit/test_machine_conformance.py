@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.machines import FABRIC, GRANULE, NONE, POSIX, Driver, access, memory_prop, pair
 
@@ -334,6 +335,56 @@ def test_an_attribute_is_the_recorded_one(key: str, driver: Driver) -> None:
 
     attribute = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{key.removeprefix('attr.')}")
     assert driver.value("cuDeviceGetAttribute", attribute, 0) == VECTORS[key]
+
+
+@pytest.mark.parametrize("key", sorted(key for key in VECTORS if key.startswith("p2p.")))
+def test_a_peer_attribute_is_the_recorded_one(key: str, driver: Driver) -> None:
+    from cuda.bindings import driver as cuda
+
+    attribute = getattr(cuda.CUdevice_P2PAttribute, key.removeprefix("p2p."))
+    assert driver.value("cuDeviceGetP2PAttribute", attribute, 0, 1) == VECTORS[key]
+
+
+def test_what_else_is_recorded_of_the_machine(driver: Driver) -> None:
+    told = {
+        "driver_version": driver.value("cuDriverGetVersion"),
+        "devices": driver.value("cuDeviceGetCount"),
+        "can_access_peer.0->1": driver.value("cuDeviceCanAccessPeer", 0, 1),
+        "granularity.min": driver.value("cuMemGetAllocationGranularity", memory_prop(), 0),
+        "granularity.recommended": driver.value("cuMemGetAllocationGranularity", memory_prop(), 1),
+    }
+    assert told == {key: VECTORS[key] for key in told}
+
+
+#: A store to each of these was recorded: the mode, and a pointer like it.
+STORES: dict[str, Callable[[int], int]] = {
+    "null": lambda good: 0,
+    "wild": lambda good: WILD,
+    "misaligned": lambda good: good + 1,
+}
+
+
+@pytest.mark.parametrize("mode", sorted(STORES))
+def test_a_kernel_that_stores_wildly_poisons_as_recorded(mode: str, driver: Driver) -> None:
+    _, address = mapped(driver)
+    driver.value("cuMemSetAccess", address, GRANULE, [access()], 1)
+    pointer = driver.value("cuMemAlloc", 64)
+    driver.machine.call("kernel.lamport_initialize", STORES[mode](address), 4, torch.float32)
+    calls: dict[str, tuple[str, tuple[Any, ...]]] = {
+        "cuCtxSynchronize": ("cuCtxSynchronize", ()),
+        "cuCtxSynchronize again": ("cuCtxSynchronize", ()),
+        "cuMemAlloc": ("cuMemAlloc", (64,)),
+        # So the recorder labels it; it calls cuMemGetInfo.
+        "cuMemCreate granularity": ("cuMemGetInfo", ()),
+        "cuDeviceGetAttribute": ("cuDeviceGetAttribute", (132, 0)),
+        "cuCtxGetCurrent": ("cuCtxGetCurrent", ()),
+        "cuMemFree": ("cuMemFree", (pointer,)),
+        "cuMemAddressReserve": ("cuMemAddressReserve", (GRANULE, GRANULE, 0, 0)),
+    }
+    prefix = f"ima {mode} "
+    lines = (DATA / "illegal_address.txt").read_text().splitlines()
+    recorded = dict(line.removeprefix(prefix).rsplit(" ", 1) for line in lines if line.startswith(prefix))
+    assert {name: driver.code(site, *args) for name, (site, args) in calls.items()} == recorded
 
 
 def _lines(prefix: str) -> list[tuple[str, str]]:
