@@ -1,0 +1,7 @@
+"""Canaries of ``best_fallback``: none yet, the oracle is not built."""
+
+from __future__ import annotations
+
+from faultlab.subjects.canaries.base import Canary
+
+CANARIES: dict[str, type[Canary]] = {}
