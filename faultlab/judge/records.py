@@ -127,6 +127,15 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Capture:
+    """A stream captured. ``ended`` is None while it does; ``error``: what it ended with, or empty."""
+
+    began: Moment
+    ended: Moment | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Returned:
     """A workspace object that creation returned."""
 

@@ -3,7 +3,14 @@
 Each collective is announced before it is entered, with its group, its number
 in that group and the ranks it needs, so that the supervisor can tell a rank
 that waits from one that runs. A collective made of others (the object
-collectives) counts once. What a module bound to a name of its own before the
+collectives) counts once.
+
+While a stream captures, a collective of tensors is recorded and made at the replay,
+as NCCL's are; gloo stands for NCCL here. Those that need their answer on the host
+(objects, barriers) wait for the device, which a capturing stream refuses; only a
+group that was made with ``backend="gloo"`` makes them without the device, at once.
+
+What a module bound to a name of its own before the
 rank started (``from torch.distributed import barrier``) is not at this seam.
 """
 
@@ -13,6 +20,7 @@ import inspect
 import threading
 from typing import Any
 
+from faultlab.seam import runtime
 from faultlab.seam.base import Seam
 from faultlab.seam.conventions import RAISING
 
@@ -43,6 +51,20 @@ _FUNCTIONS: dict[str, tuple[str, str]] = {
 }
 
 
+#: What waits on the host for its answer: NCCL waits for the stream in each of these
+#: (ProcessGroupNCCL.cpp, barrier; distributed_c10d.py, _object_to_tensor and _tensor_to_object).
+_ON_HOST = frozenset(
+    {
+        "all_gather_object",
+        "broadcast_object_list",
+        "gather_object",
+        "scatter_object_list",
+        "barrier",
+        "monitored_barrier",
+    }
+)
+
+
 class Groups:
     """How many collectives this rank has entered in each group, and which."""
 
@@ -50,6 +72,8 @@ class Groups:
         self._entered: dict[str, list[str]] = {}
         self._lock = threading.Lock()
         self.timeout_s = timeout_s
+        #: The groups that the subject made for the host alone.
+        self.on_host: set[str] = set()
 
     def enter(self, group: str, name: str) -> int:
         """The number, from 1, of the collective that is entered now."""
@@ -102,17 +126,35 @@ def _collective(
             finally:
                 nesting.inside = False
 
-        group = bound.get("group")
-        return seam.injector.call(
-            site,
-            real,
-            RAISING,
-            argument=_group_name(None if name == "new_group" else group),
-            wait=lambda: _wait(seam, groups, name, needs, bound),
-        )
+        def wait() -> dict[str, Any]:
+            return _wait(seam, groups, name, needs, bound)
+
+        label = _group_name(None if name == "new_group" else bound.get("group"))
+        if seam.machine.capturing() and name != "new_group" and label not in groups.on_host:
+            captured = _captured(seam, name, site, real, wait)
+            return seam.injector.call(site, captured, RAISING, argument=label)
+        made = seam.injector.call(site, real, RAISING, argument=label, wait=wait)
+        if name == "new_group" and str(bound.get("backend")) == "gloo":
+            groups.on_host.add(_group_name(made))
+        return made
 
     collective.__name__ = name
     return collective
+
+
+def _captured(seam: Seam, name: str, site: str, real: Any, wait: Any) -> Any:
+    """A collective while a stream captures: refused if it waits on the host, else recorded."""
+
+    def replayed() -> None:
+        with seam.injector.waiting(site, wait()):
+            real()
+
+    def recorded() -> None:
+        if name in _ON_HOST:
+            runtime.synchronize(seam)
+        seam.machine.in_stream(replayed)
+
+    return recorded
 
 
 def _group_name(group: Any) -> str:
