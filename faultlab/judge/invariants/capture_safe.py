@@ -72,7 +72,16 @@ def _judge(rank: RankFacts, capture: Capture) -> Finding | None:
     text = f"rank {rank.rank}: the capture ended with {_INVALIDATED}"
     if refused is None:
         return broken(text, capture.ended)
-    return broken(f"{text}: {_said(rank, refused)}, which answered {_REFUSED}", refused.began)
+    outer = next(call for call in inside if call is refused or _encloses(call, refused))
+    which = "which" if outer is refused else f"where {refused.site}"
+    return broken(f"{text}: {_said(rank, outer)}, {which} answered {_REFUSED}", outer.began)
+
+
+def _encloses(outer: Call, inner: Call) -> bool:
+    """Whether one call was made by the other."""
+    if outer.began.thread != inner.began.thread or inner.ended is None or outer.began.n >= inner.began.n:
+        return False
+    return outer.ended is None or inner.ended.n < outer.ended.n
 
 
 def _within(call: Call, capture: Capture) -> bool:
