@@ -134,6 +134,10 @@ class Capture:
     ended: Moment | None = None
     error: str = ""
 
+    def holds(self, moment: Moment) -> bool:
+        """Whether something of the same rank happened while it captured."""
+        return self.began.n < moment.n and (self.ended is None or moment.n < self.ended.n)
+
 
 @dataclass(frozen=True)
 class Returned:

@@ -18,6 +18,7 @@ and raises ``faultlab.errors.UnknownCall`` for a site it does not know.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -102,6 +103,10 @@ class Machine(Protocol):
 
     def capturing(self) -> bool:
         """Whether the calling thread's stream captures now."""
+        ...
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """What the calling thread does with tensors inside is no work of its stream."""
         ...
 
     def in_stream(self, work: Callable[[], None]) -> None:

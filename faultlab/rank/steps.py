@@ -149,11 +149,10 @@ class Workload:
         return result["returned"] != "raised" and not self._rank.machine.context_error()
 
     def _launch(self, tokens: int) -> Launch:
-        """What a captured use is given: memory that is filled before the replay."""
+        """What a captured use is given: made before the capture, as a graph's inputs are."""
         workspace = self._rank.scenario.workspace
         self._uses += 1
-        given = torch.zeros(tokens, workspace.hidden_dim, dtype=getattr(torch, workspace.dtype))
-        return Launch(self._uses, tokens, given)
+        return Launch(self._uses, tokens, make_input(self._rank.rank, self._uses, tokens, workspace))
 
     def _replay(self, error: str, *, whole: bool) -> dict[str, Any]:
         """Replay what was captured, and compare what each use returned. Raises torch's error if the
@@ -163,8 +162,6 @@ class Workload:
         if not whole:
             return {"returned": "skipped"}
         rank = self._rank
-        for each in self._launched:
-            each.given.copy_(make_input(rank.rank, each.number, each.tokens, rank.scenario.workspace))
         kernels.replay(rank.seam)
         torch.cuda.synchronize()
         for each in self._launched:

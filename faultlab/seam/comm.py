@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from functools import partial
 from typing import Any
 
 from faultlab.seam import runtime
@@ -88,6 +89,18 @@ class Groups:
             return {name: list(operations) for name, operations in self._entered.items()}
 
 
+class Recorded:
+    """The handle of a collective that a capture recorded: the stream waits for it, nobody else."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """It is in order on the stream."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is not: it has not even begun."""
+        return False
+
+
 def install(seam: Seam) -> Groups:
     """Replace the collectives in both modules that hold them."""
     import torch.distributed as dist
@@ -115,24 +128,30 @@ def _collective(
         if getattr(nesting, "inside", False):
             return original(*args, **kwargs)
         bound = signature.bind_partial(*args, **kwargs).arguments
-        if bound.get("async_op"):
+        label = _group_name(None if name == "new_group" else bound.get("group"))
+        recorded = seam.machine.capturing() and name != "new_group" and label not in groups.on_host
+        made_now = partial(original, *args, **kwargs)
+        if bound.get("async_op") and not recorded:
             # It returns at once; whoever waits on the handle is not seen here.
-            return original(*args, **kwargs)
+            return made_now()
+        if bound.get("async_op"):
+            made_now = partial(original, **{**bound, "async_op": False})
 
         def real() -> Any:
             nesting.inside = True
             try:
-                return original(*args, **kwargs)
+                with seam.machine.on_host():
+                    return made_now()
             finally:
                 nesting.inside = False
 
         def wait() -> dict[str, Any]:
             return _wait(seam, groups, name, needs, bound)
 
-        label = _group_name(None if name == "new_group" else bound.get("group"))
-        if seam.machine.capturing() and name != "new_group" and label not in groups.on_host:
+        if recorded:
             captured = _captured(seam, name, site, real, wait)
-            return seam.injector.call(site, captured, RAISING, argument=label)
+            seam.injector.call(site, captured, RAISING, argument=label)
+            return Recorded() if bound.get("async_op") else None
         made = seam.injector.call(site, real, RAISING, argument=label, wait=wait)
         if name == "new_group" and str(bound.get("backend")) == "gloo":
             groups.on_host.add(_group_name(made))

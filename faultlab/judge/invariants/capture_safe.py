@@ -62,7 +62,7 @@ def _order(finding: Finding) -> tuple[int, int]:
 
 def _judge(rank: RankFacts, capture: Capture) -> Finding | None:
     """The first thing that this capture holds and must not."""
-    inside = [call for call in rank.calls if not call.lab and _within(call, capture)]
+    inside = [call for call in rank.calls if not call.lab and capture.holds(call.began)]
     for call in inside:
         if call.site in _SETS_UP:
             return broken(f"rank {rank.rank}: {_said(rank, call)} while a stream captured", call.began)
@@ -82,10 +82,6 @@ def _encloses(outer: Call, inner: Call) -> bool:
     if outer.began.thread != inner.began.thread or inner.ended is None or outer.began.n >= inner.began.n:
         return False
     return outer.ended is None or inner.ended.n < outer.ended.n
-
-
-def _within(call: Call, capture: Capture) -> bool:
-    return capture.began.n < call.began.n and (capture.ended is None or call.began.n < capture.ended.n)
 
 
 def _said(rank: RankFacts, call: Call) -> str:

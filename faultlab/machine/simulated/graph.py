@@ -5,12 +5,13 @@ are only recorded (``Recording.add``), and so is every torch operation between
 them, because real tensors lie on the device and their operations are kernels of
 that stream too. Here the tensors lie in host memory: an operation is made at once,
 for the shape of what it returns, and made again at the replay, when its inputs
-hold their true values; what it returned first is filled then. So a result is
-there after the replay and not before, and new values in an input reach it.
+hold their true values; what it returned first is filled then, and what it changed
+in place is put back at once. So a result is there after the replay and not before,
+and new values in an input reach it. What needs no tensor (``torch.zeros``) is made
+at the capture alone: the one replay finds it as it was made.
 
-Left out: an operation that changes a tensor in place is made once more than on a
-device, at the capture itself, and host values that torch made (``item()``) are not
-refused here as a device tensor refuses them.
+Left out: which tensors a program meant for the host. Their operations are recorded as
+well, and to read a value (``item()``) is not refused, as a device tensor refuses it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from faultlab.errors import UnknownCall
 
-#: Not of the stream: the collectives' own operations, which the seam records whole.
-_NOT_RECORDED: Final = ("c10d", "_c10d_functional")
+#: Where the process group's own methods end: they return before they are done, so they
+#: are made at once. What the seam sees of a group it records whole.
+_COLLECTIVES: Final = "c10d"
 
 
 class Recording(TorchDispatchMode):  # type: ignore[misc]
@@ -66,10 +68,29 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
+        if self._paused or operation.namespace == _COLLECTIVES or not _has_a_tensor(args, given):
+            return operation(*args, **given)
+        changed = [(each, each.clone()) for each in _written(operation, args, given)]
         first = operation(*args, **given)
-        if not self._paused and operation.namespace not in _NOT_RECORDED:
-            self.add(lambda: _again(operation, args, given, first))
+        for tensor, before in changed:
+            if tensor.shape == before.shape:
+                tensor.copy_(before)
+        self.add(lambda: _again(operation, args, given, first))
         return first
+
+
+def _has_a_tensor(args: Any, given: dict[str, Any]) -> bool:
+    return any(isinstance(each, torch.Tensor) for each in tree_leaves((args, given)))
+
+
+def _written(operation: Any, args: Any, given: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operation changes, by what it says of its own arguments."""
+    found = []
+    for index, told in enumerate(operation._schema.arguments):
+        if told.alias_info is not None and told.alias_info.is_write:
+            value = args[index] if index < len(args) else given.get(told.name)
+            found += [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return found
 
 
 def _again(operation: Any, args: Any, given: dict[str, Any], first: Any) -> None:

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -137,10 +138,7 @@ class SimulatedMachine:
         refused = self.topology.does.refuses.get(site)
         if refused is not None:
             return answers.refuse(site, refused)
-        capture = self._capture
-        if capture is None or not self.capturing():
-            return do(self, *args, **kwargs)
-        with capture.recording.paused():
+        with self.on_host():
             return do(self, *args, **kwargs)
 
     def refers_to(self, site: str, args: tuple[Any, ...]) -> list[str]:
@@ -190,6 +188,10 @@ class SimulatedMachine:
     def capturing(self) -> bool:
         capture = self._capture
         return capture is not None and capture.thread == threading.get_ident()
+
+    def on_host(self) -> AbstractContextManager[None]:
+        capture = self._capture
+        return capture.recording.paused() if capture is not None and self.capturing() else nullcontext()
 
     def in_stream(self, work: Callable[[], None]) -> None:
         capture = self._capture
