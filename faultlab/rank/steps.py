@@ -130,6 +130,7 @@ class Workload:
         link.step = index
         # torch collects before a capture; a finalizer inside it would be there by chance.
         gc.collect()
+        collects = gc.isenabled()
         gc.disable()
         try:
             link.emit("capture-begin")
@@ -138,7 +139,8 @@ class Workload:
             error = machine.end_capture()
             link.emit("capture-end", error=error or None)
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
         if not machine.context_error():
             self._run(index + len(step.capture), "capture", lambda: self._replay(error, whole=whole))
 

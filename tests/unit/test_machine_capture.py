@@ -66,6 +66,20 @@ def test_what_is_changed_in_place_changes_at_the_replay_alone(machine: Simulated
     assert out.tolist() == [18.0, 12.0, 12.0]
 
 
+def test_tensors_of_inference_mode_are_filled_as_others_are(machine: SimulatedMachine) -> None:
+    given, weight = torch.zeros(2), torch.ones(2, requires_grad=True)
+    machine.begin_capture()
+    with torch.inference_mode():
+        doubled = given * 2
+        doubled.add_(1)
+    weighed = doubled.clone() * weight
+    machine.end_capture()
+    given.fill_(3)
+    machine.replay()
+    assert doubled.tolist() == [7.0, 7.0]
+    assert weighed.tolist() == [7.0, 7.0]
+
+
 def test_nothing_is_recorded_after_the_capture_or_by_the_machine_itself(machine: SimulatedMachine) -> None:
     address = machine.call("cudart.cudaMalloc", 16)[1]
     machine.begin_capture()

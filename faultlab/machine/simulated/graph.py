@@ -54,7 +54,8 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
 
     def replay(self, goes_on: Callable[[], bool]) -> None:
         """Do the work in its order, as long as the stream goes on."""
-        with torch.no_grad():
+        # Whichever mode made a tensor, it may be filled in this one.
+        with torch.inference_mode():
             for work in self._work:
                 if not goes_on():
                     return
