@@ -40,9 +40,11 @@ def preload() -> None:
     import faultlab.subjects.canaries
     import faultlab.subjects.flashinfer
     import faultlab.subjects.reference
+    from faultlab.seam.install import installed
 
     assert cuda.bindings.driver and flashinfer.comm and numpy.random and pynvml and faultlab.rank.program
     torch.set_num_threads(1)
+    installed()
     gc.collect()
     # Objects that are never collected do not make forked pages private.
     gc.freeze()
