@@ -66,29 +66,6 @@ _ON_HOST = frozenset(
 )
 
 
-class Groups:
-    """How many collectives this rank has entered in each group, and which."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._entered: dict[str, list[str]] = {}
-        self._lock = threading.Lock()
-        self.timeout_s = timeout_s
-        #: The groups that the subject made for the host alone.
-        self.on_host: set[str] = set()
-
-    def enter(self, group: str, name: str) -> int:
-        """The number, from 1, of the collective that is entered now."""
-        with self._lock:
-            operations = self._entered.setdefault(group, [])
-            operations.append(name)
-            return len(operations)
-
-    def sequence(self) -> dict[str, list[str]]:
-        """Every collective so far, per group, in order."""
-        with self._lock:
-            return {name: list(operations) for name, operations in self._entered.items()}
-
-
 class Recorded:
     """The handle of a collective that a capture recorded: the stream waits for it, nobody else."""
 
@@ -101,27 +78,23 @@ class Recorded:
         return False
 
 
-def install(seam: Seam) -> Groups:
+def install(seam: Seam) -> None:
     """Replace the collectives in both modules that hold them."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    groups = Groups(seam.scenario.budget.group_timeout_s)
     nesting = threading.local()
     for name, (site, needs) in _FUNCTIONS.items():
         original = getattr(c10d, name, None)
         if original is None:
             continue
-        function = _collective(seam, groups, nesting, name, original, site, needs)
+        function = _collective(seam, nesting, name, original, site, needs)
         setattr(c10d, name, function)
         if hasattr(dist, name):
             setattr(dist, name, function)
-    return groups
 
 
-def _collective(
-    seam: Seam, groups: Groups, nesting: threading.local, name: str, original: Any, site: str, needs: str
-) -> Any:
+def _collective(seam: Seam, nesting: threading.local, name: str, original: Any, site: str, needs: str) -> Any:
     signature = inspect.signature(original)
 
     def collective(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +102,7 @@ def _collective(
             return original(*args, **kwargs)
         bound = signature.bind_partial(*args, **kwargs).arguments
         label = _group_name(None if name == "new_group" else bound.get("group"))
-        recorded = seam.machine.capturing() and name != "new_group" and label not in groups.on_host
+        recorded = seam.machine.capturing() and name != "new_group" and label not in seam.groups.on_host
         made_now = partial(original, *args, **kwargs)
         if bound.get("async_op") and not recorded:
             # It returns at once; whoever waits on the handle is not seen here.
@@ -146,7 +119,7 @@ def _collective(
                 nesting.inside = False
 
         def wait() -> dict[str, Any]:
-            return _wait(seam, groups, name, needs, bound)
+            return _wait(seam, name, needs, bound)
 
         if recorded:
             captured = _captured(seam, name, site, real, wait)
@@ -154,7 +127,7 @@ def _collective(
             return Recorded() if bound.get("async_op") else None
         made = seam.injector.call(site, real, RAISING, argument=label, wait=wait)
         if name == "new_group" and str(bound.get("backend")) == "gloo":
-            groups.on_host.add(_group_name(made))
+            seam.groups.on_host.add(_group_name(made))
         return made
 
     collective.__name__ = name
@@ -183,13 +156,13 @@ def _group_name(group: Any) -> str:
     return str(getattr(resolved, "group_name", "world"))
 
 
-def _wait(seam: Seam, groups: Groups, name: str, needs: str, bound: dict[str, Any]) -> dict[str, Any]:
+def _wait(seam: Seam, name: str, needs: str, bound: dict[str, Any]) -> dict[str, Any]:
     import torch.distributed as dist
 
     group = None if name == "new_group" else bound.get("group")
     label = _group_name(group)
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    number = groups.enter(label, name)
+    number = seam.groups.enter(label, name)
     root = _root(bound, members)
     others = [member for member in members if member != seam.rank]
     if needs == "source":
@@ -201,7 +174,7 @@ def _wait(seam: Seam, groups: Groups, name: str, needs: str, bound: dict[str, An
         "group": label,
         "number": number,
         "needs": others,
-        "deadline": seam.link.now() + groups.timeout_s,
+        "deadline": seam.link.now() + seam.scenario.budget.group_timeout_s,
         "text": f"{name} number {number} of group {label}",
     }
 

@@ -107,9 +107,17 @@ def _install_torch(seam: Seam) -> None:
     """The parts of ``torch.cuda`` that set-up code asks; the rest is an unknown call."""
     import torch
 
-    node_gpus = seam.scenario.topology.gpus.count
-    major, minor = (int(part) for part in seam.scenario.topology.gpus.compute_capability.split("."))
-    current = {"device": seam.rank % node_gpus}
+    current: dict[str, int] = {}
+
+    def node_gpus() -> int:
+        return seam.scenario.topology.gpus.count
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        major, minor = seam.scenario.topology.gpus.compute_capability.split(".")
+        return int(major), int(minor)
+
+    def capturing() -> bool:
+        return seam.machine.capturing()
 
     def set_device(device: Any) -> None:
         index = torch.device("cuda", device).index if isinstance(device, int) else torch.device(device).index
@@ -120,18 +128,18 @@ def _install_torch(seam: Seam) -> None:
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: node_gpus,
-        "current_device": lambda: current["device"],
-        "get_device_capability": lambda device=None: (major, minor),
+        "device_count": node_gpus,
+        "current_device": lambda: current.get("device", seam.rank % node_gpus()),
+        "get_device_capability": capability,
         "get_device_name": lambda device=None: seam.scenario.topology.gpus.model,
         "set_device": set_device,
         "synchronize": lambda device=None: synchronize(seam),
-        "is_current_stream_capturing": seam.machine.capturing,
+        "is_current_stream_capturing": capturing,
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     # Where torch.cuda has it from: asked by that name as well.
-    torch.cuda.graphs.is_current_stream_capturing = seam.machine.capturing
+    torch.cuda.graphs.is_current_stream_capturing = capturing
     torch.cuda._lazy_init = seam.refuse("torch.cuda._lazy_init")
 
 
