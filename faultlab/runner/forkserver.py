@@ -11,7 +11,6 @@ process group: a forked child would inherit half of it.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import selectors
 import signal
@@ -107,7 +106,7 @@ class Forkserver:
         if not data:
             self._forget(run)
             return
-        request = json.loads(data)
+        request = events.load(data)
         if "start" in request:
             self._start(run, request["start"], request["ranks"])
 
