@@ -37,6 +37,7 @@ def preload() -> None:
     import faultlab.rank.program
     import faultlab.subjects.canaries
     import faultlab.subjects.flashinfer
+    import faultlab.subjects.hardened
     import faultlab.subjects.reference
 
     assert cuda.bindings.driver and flashinfer.comm and pynvml and faultlab.rank.program

@@ -15,11 +15,12 @@ _METHODS = ("create", "use", "collective", "destroy", "exit")
 #: The subjects that ship with the lab, by where they are.
 BUILT_IN = {
     "flashinfer": "faultlab.subjects.flashinfer:FlashInfer",
+    "hardened": "faultlab.subjects.hardened:Hardened",
     "reference": "faultlab.subjects.reference:Reference",
 }
 
 #: Named in the design, not there yet; a scenario that asks for one is skipped.
-NOT_BUILT = ("hardened", "vllm", "sglang", "torch-symm-mem", "trtllm-contract")
+NOT_BUILT = ("vllm", "sglang", "torch-symm-mem", "trtllm-contract")
 
 
 CANARY = "canary:"
