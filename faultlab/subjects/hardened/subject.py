@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from faultlab.subjects.base import Environment, plain_all_reduce
-from faultlab.subjects.hardened.steps import GroupFailed, Setup, Undo
+from faultlab.subjects.hardened.steps import GroupFailed, Setup, Undo, words
 from faultlab.subjects.hardened.workspaces import InputTooLarge, Workspace, set_up
 from faultlab.subjects.preflight import StepFailed
 from faultlab.subjects.reference import Reference, WorkspaceUnavailable
 
 logger = logging.getLogger("faultlab.hardened")
+
+T = TypeVar("T")
 
 
 class Hardened(Reference):
@@ -31,17 +34,21 @@ class Hardened(Reference):
     def create(self) -> Workspace | None:
         """The best workspace that works on every rank, or None for the plain
         all-reduce. Raises WorkspaceUnavailable or GroupFailed."""
-        self._check_group()
+        if self._workspace is None:
+            self._check_group()
         workspace: Workspace | None = super().create()
         return workspace
 
     def use(self, tensor: torch.Tensor) -> torch.Tensor:
         """The all-reduce, by whatever rung the ranks agreed on. Raises GroupFailed, InputTooLarge."""
-        self._check_group()
         if self._workspace is None:
-            return plain_all_reduce(tensor, self._environment.group)
+            return self._ask_group(lambda: plain_all_reduce(tensor, self._environment.group))
         result: torch.Tensor = self._workspace.all_reduce(tensor)
         return result
+
+    def collective(self) -> None:
+        """One barrier on the group. Raises GroupFailed."""
+        self._ask_group(super().collective)
 
     # ---------------------------------------------------------------- a rung
 
@@ -60,8 +67,7 @@ class Hardened(Reference):
             except BaseException as failure:
                 self._give_back(setup.undo, backend)
                 if isinstance(failure, GroupFailed):
-                    self._group_failure = str(failure)
-                    logger.error("rank %d: %s is given up: %s", self._environment.rank, backend, failure)
+                    self._remember(failure)
                 raise
         self._workspace, self._undo = workspace, setup.undo
         return True
@@ -83,6 +89,22 @@ class Hardened(Reference):
                 backend,
                 "; ".join(problems),
             )
+
+    # --------------------------------------------------------------- the group
+
+    def _ask_group(self, collective: Callable[[], T]) -> T:
+        """A collective outside of the set-up; its failure is remembered like that of a vote."""
+        self._check_group()
+        try:
+            return collective()
+        except Exception as error:
+            failure = GroupFailed(f"the process group failed: {words(error)}")
+            self._remember(failure)
+            raise failure from error
+
+    def _remember(self, failure: GroupFailed) -> None:
+        self._group_failure = str(failure)
+        logger.error("rank %d: the group is given up: %s", self._environment.rank, failure)
 
     def _check_group(self) -> None:
         """A group that failed is not asked again: its ranks may be at different collectives."""

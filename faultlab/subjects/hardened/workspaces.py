@@ -48,7 +48,8 @@ class InputTooLarge(ValueError):
 class Workspace(Protocol):
     """What ``create`` returns: which back end it is, and its all-reduce."""
 
-    backend: str
+    @property
+    def backend(self) -> str: ...
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
@@ -83,9 +84,9 @@ class Mnnvl:
         """The sum over all ranks, ``[tokens, hidden_dim]``. Raises InputTooLarge."""
         from flashinfer.comm.trtllm_mnnvl_ar import MNNVLAllreduceFusionStrategy as Strategy
 
-        world = self.environment.world_size
-        strategy = Strategy.select_strategy(world, *tensor.shape, tensor.dtype)
-        needed = _mnnvl_needs(world, *tensor.shape, tensor.dtype, strategy)
+        world, (tokens, hidden_dim) = self.environment.world_size, tensor.shape
+        strategy = Strategy.select_strategy(world, tokens, hidden_dim, tensor.dtype)
+        needed = _mnnvl_needs(world, tokens, hidden_dim, tensor.dtype, strategy)
         if needed > self.buffer_bytes:
             raise InputTooLarge(f"the input needs {needed} bytes of {self.buffer_bytes}")
         output = torch.empty_like(tensor)
