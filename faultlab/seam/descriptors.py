@@ -2,7 +2,7 @@
 of the subject ``hardened``).
 
 The exchange itself is theirs, over real sockets with real descriptors.
-The lab replaces three names in the module, ``socket``, ``threading`` and
+The lab replaces names in the module, ``socket``, ``threading`` and
 ``time``, so that it hears who connects, sends and receives, and so that the
 time-outs count machine time: a wait that everybody is in costs nothing,
 and still the side whose time-out is earlier gives up first.
@@ -32,15 +32,11 @@ def install(seam: Seam) -> None:
     """Put the lab's names into the modules."""
     from flashinfer.comm import fd_exchange
 
-    thread = _module(real_threading, Thread=_thread_class(seam))
-    for module in (fd_exchange, importlib.import_module(_HARDENED)):
-        names = {
-            "socket": _module(real_socket, socket=_socket_class(seam, module)),
-            "threading": thread,
-            "time": _module(real_time, monotonic=seam.link.now),
-        }
-        for name in names.keys() & vars(module).keys():
-            setattr(module, name, names[name])
+    fd_exchange.socket = _module(real_socket, socket=_socket_class(seam, fd_exchange))
+    fd_exchange.threading = _module(real_threading, Thread=_thread_class(seam))
+    fd_exchange.time = _module(real_time, monotonic=seam.link.now)
+    hardened: Any = importlib.import_module(_HARDENED)
+    hardened.socket = _module(real_socket, socket=_socket_class(seam, hardened))
 
 
 def _module(original: ModuleType, **names: Any) -> ModuleType:
