@@ -8,6 +8,7 @@ context), takes the last ledger, and leaves. It judges nothing.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -30,9 +31,7 @@ from faultlab.rank import steps
 from faultlab.rank.link import Link
 from faultlab.scenario.models import Scenario
 from faultlab.seam import runtime
-from faultlab.seam.base import Seam
-from faultlab.seam.comm import Groups
-from faultlab.seam.install import install
+from faultlab.seam.install import installed
 from faultlab.subjects.base import Environment
 from faultlab.subjects.load import load_subject
 
@@ -92,9 +91,16 @@ class Rank:
             machine=self.machine,
             context=self.context,
         )
-        self.seam = Seam(scenario, rank, self.machine, injector, self.context, link)
+        self.seam = installed()
+        self.seam.enter(
+            scenario=scenario,
+            rank=rank,
+            machine=self.machine,
+            injector=injector,
+            context=self.context,
+            link=link,
+        )
         self._store = str(folder / "store")
-        self.groups: Groups
 
     def run(self) -> None:
         """The whole life of the rank."""
@@ -102,12 +108,13 @@ class Rank:
         random.seed(self.rank)
         torch.manual_seed(self.rank)
         with self.context.in_lab():
-            self.groups = install(self.seam)
             group = self._join()
             subject = load_subject(self.scenario.subject, self._environment(group))
             self._start(subject)
             self._warm_up(group)
             self._ledger("baseline")
+            # What is there by now is no leak: collections look at what comes.
+            gc.freeze()
         handler = _LogEvents(self.link)
         logging.getLogger().addHandler(handler)
         with runtime.device_mode():
@@ -170,7 +177,7 @@ class Rank:
         """After the workload: do the context and the groups still work?"""
         self._probe_context()
         self.link.meet("workload done")
-        self.link.emit("sequence", groups=self.groups.sequence())
+        self.link.emit("sequence", groups=self.seam.groups.sequence())
         if self.machine.context_error():
             # A poisoned rank asks nothing more; its peers hear of its end where they meet.
             self._ledger("end")

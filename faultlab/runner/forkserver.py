@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from faultlab import events
 from faultlab.errors import WireError
 from faultlab.runner import wire
 from faultlab.runner.cleanup import die_with_parent
@@ -30,6 +31,7 @@ def preload() -> None:
     import cuda.bindings.driver
     import cuda.bindings.runtime
     import flashinfer.comm
+    import numpy.random
     import pynvml
     import torch.multiprocessing
 
@@ -39,9 +41,11 @@ def preload() -> None:
     import faultlab.subjects.flashinfer
     import faultlab.subjects.hardened
     import faultlab.subjects.reference
+    from faultlab.seam.install import installed
 
-    assert cuda.bindings.driver and flashinfer.comm and pynvml and faultlab.rank.program
+    assert cuda.bindings.driver and flashinfer.comm and numpy.random and pynvml and faultlab.rank.program
     torch.set_num_threads(1)
+    installed()
     gc.collect()
     # Objects that are never collected do not make forked pages private.
     gc.freeze()
@@ -140,7 +144,7 @@ class Forkserver:
 
     def _tell(self, run: Run, message: dict[str, Any]) -> None:
         try:
-            wire.send(run.connection, wire.encode(message))
+            wire.send(run.connection, events.dump(message))
         except WireError:
             # The supervisor hung up; its end is heard by the loop itself.
             return

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import uuid
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -195,8 +196,9 @@ def write_plan(folder: Path, scenario: Scenario, lane: str, overrides: dict[str,
     (folder / "run.json").write_text(json.dumps(plan, indent=1))
 
 
+@cache
 def versions() -> dict[str, str]:
-    """The versions a result depends on."""
+    """The versions a result depends on; do not change what is returned."""
     found = {"python": sys.version.split()[0]}
     for package in ("faultlab", "torch", "flashinfer-python", "cuda-bindings"):
         try:
