@@ -149,6 +149,19 @@ def test_refused_releases_are_logged_in_one_message_and_stop_no_other(run_text: 
     assert calls(folder, 1, "destroy").count("cuMemRelease") == 3
 
 
+def test_what_failed_is_not_tried_again(run_text: Callable[..., Any]) -> None:
+    fault = {"at": "cuMemCreate", "ranks": [0], "effect": {"error": "CUDA_ERROR_OUT_OF_MEMORY"}}
+    workload = ["create", "use", "create", "use", "destroy", "create", "use", "exit"]
+    result, folder = run_text(scenario(fault, workload=workload))
+    assert (result["outcome"], result["path"], broken(result)) == ("fallback", "none", set())
+    for rank in range(2):
+        entered = [event for event in told(folder, rank, "enter") if event["phase"] == "create"]
+        assert {event["step"] for event in entered} == {0}
+        # mnnvl, then trtllm, the last rung but the plain all-reduce.
+        levels = [event["level"] for event in told(folder, rank, "log") if event["level"] != "INFO"]
+        assert levels == ["WARNING", "ERROR"]
+
+
 # ------------------------------------------------------------ a broken group
 
 

@@ -51,7 +51,8 @@ def pass_descriptors(setup: Setup, what: str, held: Descriptors, owners: list[in
 def _listen(closing: ExitStack, setup: Setup) -> socket.socket:
     """A socket in a folder of its own, with room for every peer's connection."""
     name = f"cuda_fd_pass_{os.getpid()}_{setup.rank}_"
-    folder = closing.enter_context(tempfile.TemporaryDirectory(prefix=name))
+    # What closes comes after a vote: it must not fail on one rank alone.
+    folder = closing.enter_context(tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True))
     listener = closing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     listener.bind(str(Path(folder) / "fd.sock"))
     listener.listen(setup.world_size)
