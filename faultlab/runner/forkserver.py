@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from faultlab import events
 from faultlab.errors import WireError
@@ -72,6 +72,9 @@ class Run:
 class Forkserver:
     """The loop: new supervisors, their requests, the ends of ranks."""
 
+    #: How a rank's process begins; benchmarks compare with ``spawn``.
+    start_method: Literal["fork", "spawn"] = "fork"
+
     def __init__(self, path: Path) -> None:
         self._selector = selectors.DefaultSelector()
         self._listener = wire.seqpacket()
@@ -121,19 +124,24 @@ class Forkserver:
         import torch.multiprocessing as torch_processes
 
         assert not run.processes, "one start per run"
-        inherited = [self._listener.fileno(), *(other.connection.fileno() for other in self._runs)]
-        inherited.append(self._selector.fileno())
         context = torch_processes.start_processes(
             enter_rank,
-            args=(folder, os.getpid(), inherited),
+            args=(folder, os.getpid(), self._inherited()),
             nprocs=ranks,
             join=False,
-            start_method="fork",
+            start_method=self.start_method,
         )
         run.processes = list(context.processes)
         for rank, process in enumerate(run.processes):
             self._selector.register(process.sentinel, selectors.EVENT_READ, (run, rank))
         self._tell(run, {"pids": [process.pid for process in run.processes]})
+
+    def _inherited(self) -> list[int]:
+        """The descriptors that a forked rank has and must not keep."""
+        if self.start_method != "fork":
+            return []
+        connections = [other.connection.fileno() for other in self._runs]
+        return [self._listener.fileno(), self._selector.fileno(), *connections]
 
     def _rank_ended(self, run: Run, rank: int) -> None:
         process = run.processes[rank]
