@@ -13,7 +13,8 @@ A rank's events also have ``thread`` (``main`` or a name) and, once the
 workload runs, ``step`` (index into the workload, -1 outside of it).
 
 Kinds a rank records
-    start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs)
+    start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs),
+                 own_sequence (bool: it sets workspaces up itself; FlashInfer's creation does not run)
     enter        id, site, argument, call (number within rank and site since the first create; 0 for the lab's own calls), phase, during, lab (bool)
     wait-begin   id, site, wait (see WAIT): the call really waits now, for peers or for time
     wait-end     id, site

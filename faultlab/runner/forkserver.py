@@ -38,6 +38,7 @@ def preload() -> None:
     import faultlab.rank.program
     import faultlab.subjects.canaries
     import faultlab.subjects.flashinfer
+    import faultlab.subjects.hardened
     import faultlab.subjects.reference
     from faultlab.seam.install import installed
 
