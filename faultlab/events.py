@@ -18,7 +18,8 @@ capture 2, use 3. What is recorded between ``capture-begin`` and ``capture-end``
 while a stream captured.
 
 Kinds a rank records
-    start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs)
+    start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs),
+                 own_sequence (bool: it sets workspaces up itself; FlashInfer's creation does not run)
     enter        id, site, argument, call (number within rank and site since the first create; 0 for the lab's own calls), phase, during, lab (bool)
     wait-begin   id, site, wait (see WAIT): the call really waits now, for peers or for time
     wait-end     id, site
@@ -106,6 +107,11 @@ def dump(event: Any) -> bytes:
     return _ENCODER.encode(event).encode()
 
 
+def load(data: bytes) -> Any:
+    """What ``dump`` made, as data again. Raises ValueError if it is no JSON."""
+    return json.loads(data.decode())
+
+
 def rank_file(folder: Path, rank: int) -> Path:
     """Where a rank's events are."""
     return folder / f"rank{rank}.jsonl"
@@ -134,11 +140,9 @@ def read(path: Path) -> Iterator[Event]:
     """The events of one file; a half-written last line (a killed writer) is left out."""
     if not path.exists():
         return
-    with path.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            event = json.loads(line)
-            if event.get("v") != VERSION:
-                raise ValueError(f"{path}: event schema {event.get('v')}, this faultlab reads {VERSION}")
-            yield event
+    # Parsed as one array: a call of the parser for every line takes three times as long.
+    whole = path.read_bytes().split(b"\n")[:-1]
+    for event in load(b"[" + b",".join(whole) + b"]"):
+        if event.get("v") != VERSION:
+            raise ValueError(f"{path}: event schema {event.get('v')}, this faultlab reads {VERSION}")
+        yield event

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from faultlab.subjects.base import plain_all_reduce
+from faultlab.subjects.hardened import Hardened, steps
 
 
 class Plain:
@@ -175,3 +176,16 @@ class TalksOnTheHost(TalksInTheCapture):
 
 
 Leaked: list[Any] = []
+
+
+class NoVoteOnAddDevice(Hardened):
+    """``hardened`` without the vote that its peers' blocking calls rely on."""
+
+    def create(self) -> Any:
+        original = steps.Setup.together
+
+        def together(setup: Any, name: str, step: Any) -> Any:
+            return step() if name == "add the device" else original(setup, name, step)
+
+        steps.Setup.together = together  # type: ignore[method-assign]  # The process ends with the scenario.
+        return super().create()

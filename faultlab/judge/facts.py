@@ -57,6 +57,7 @@ class RankFacts:
     said: list[Said] = field(default_factory=list)
     states: list[StateAround] = field(default_factory=list)
     logs: bool = False
+    own_sequence: bool = False
     sequence: dict[str, list[str]] | None = None
     unknown_calls: list[str] = field(default_factory=list)
     exit: Exit | None = None

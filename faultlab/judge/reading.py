@@ -252,6 +252,7 @@ def _sequence(rank: RankFacts, event: Event, moment: Moment) -> None:
 
 def _start(rank: RankFacts, event: Event, moment: Moment) -> None:
     rank.logs = bool(event.get("logs"))
+    rank.own_sequence = bool(event.get("own_sequence"))
 
 
 def _log(rank: RankFacts, event: Event, moment: Moment) -> None:

@@ -164,6 +164,7 @@ class Rank:
             machine=self.machine.name,
             declared=[each.__name__ for each in subject.declared_errors],
             logs=bool(subject.logs),
+            own_sequence=bool(subject.own_sequence),
         )
 
     def _warm_up(self, group: Any) -> None:
