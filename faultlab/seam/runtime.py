@@ -41,7 +41,9 @@ def raise_if_failed(code: int) -> None:
     import torch
 
     if code:
-        raise torch.AcceleratorError(f"CUDA error: {runtime_text(code)}", code)
+        error = torch.AcceleratorError(f"CUDA error: {runtime_text(code)}")
+        error.error_code = code
+        raise error
 
 
 def _install_bindings(seam: Seam) -> None:

@@ -138,6 +138,8 @@ class SimulatedMachine:
         refused = self.topology.does.refuses.get(site)
         if refused is not None:
             return answers.refuse(site, refused)
+        if self._capture is None:
+            return do(self, *args, **kwargs)
         with self.on_host():
             return do(self, *args, **kwargs)
 
