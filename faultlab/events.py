@@ -10,7 +10,12 @@ JSON object. Every event has
     kind    one of the kinds below
 
 A rank's events also have ``thread`` (``main`` or a name) and, once the
-workload runs, ``step`` (index into the workload, -1 outside of it).
+workload runs, ``step`` (index into the workload, -1 outside of it). The steps inside a
+capture are steps of their own and come first, one index each; the step ``capture`` has
+the index after theirs, begins when they have ended, ends the capture and replays it.
+So no step has another inside it: ``[create, {capture: [use]}, use]`` is create 0, use 1,
+capture 2, use 3. What is recorded between ``capture-begin`` and ``capture-end`` happened
+while a stream captured.
 
 Kinds a rank records
     start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs),
@@ -25,6 +30,9 @@ Kinds a rank records
                  "backend": str|null, "workspace": id|null}
     workspace    workspace (id), backend, creation, mc_ptr (number or null), needs_multicast (bool): an object that creation returned
     use          number, path is told by the kernel and collective events inside; tokens, max_abs_error, tolerance, correct (bool)
+    captured     number: use ``number`` was launched into the capture; its ``use`` follows the replay, in the step ``capture``
+    capture-begin  a stream of the main thread begins to capture
+    capture-end  error (the name of the code that the capture ended with, or null: it can be replayed)
     state        before, after: {name: digest}: the caller's state around one step
     ledger       label ("baseline", "step", "end"), objects, os, device_bytes, context
     log          level, logger, message
@@ -70,6 +78,9 @@ RANK_KINDS: Final = frozenset(
         "step-end",
         "workspace",
         "use",
+        "captured",
+        "capture-begin",
+        "capture-end",
         "state",
         "ledger",
         "log",
