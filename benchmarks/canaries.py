@@ -1,10 +1,11 @@
 """What every canary breaks over the seed scenarios, against what it declares.
 
     .venv/bin/python benchmarks/canaries.py --jobs 2
-    .venv/bin/python benchmarks/canaries.py -k "ranks=2 and mocked" --canary ranks_agree
+    .venv/bin/python benchmarks/canaries.py --own
+    .venv/bin/python benchmarks/canaries.py -k "mocked and not h200" --canary ranks_agree
 
 Runs each canary on its own seed, where exactly ``breaks`` must be broken, and on
-every seed that ``-k`` selects, where nothing outside of ``breaks`` and
+every seed that ``-k`` and ``--ranks`` select, where nothing outside of ``breaks`` and
 ``also_breaks`` may be. Prints a line per canary, and each run that contradicts its
 declaration. Runs that end ``unknown`` show nothing and are only counted: a canary
 may never come to the call that a seed strikes. Exits 0 if every declaration is
@@ -78,18 +79,18 @@ def _line(name: str, seen: Seen) -> str:
     return f"{name:42} {runs:20} {_listed(seen.on_own_seed or frozenset())}{further}"
 
 
-def _items(scenarios: list[Scenario], name: str, expression: str | None) -> list[Item]:
-    """A canary's own seed, and the selected ones."""
-    items = items_of(scenarios, ("sim",), f"canary:{name}")
-    chosen = select(items, expression) if expression != "own" else []
-    own = [item for item in items if item.scenario.id == CANARIES[name].seed]
-    return own + [item for item in chosen if item not in own]
+def _items(scenarios: list[Scenario], others: list[Scenario], name: str) -> list[Item]:
+    """A canary's own seed, and the others that were selected."""
+    seed = CANARIES[name].seed
+    own = [scenario for scenario in scenarios if scenario.id == seed]
+    others = [scenario for scenario in others if scenario.id != seed]
+    return items_of(own + others, ("sim",), f"canary:{name}")
 
 
 def main(
-    expression: Annotated[
-        str, typer.Option("-k", help="Which seeds, as for `faultlab run`; 'own': each canary's own alone.")
-    ] = "ranks=2",
+    expression: Annotated[str, typer.Option("-k", help="Which seeds besides a canary's own.")] = "",
+    ranks: Annotated[int, typer.Option(min=1, help="Of those, which number of ranks.")] = 2,
+    own: Annotated[bool, typer.Option("--own", help="Each canary's own seed alone.")] = False,
     canary: Annotated[str, typer.Option(help="A part of the names of the canaries to run.")] = "",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="How many runs at a time.")] = 2,
 ) -> None:
@@ -98,34 +99,31 @@ def main(
     if not names:
         sys.exit(f"no canary has {canary!r} in its name; there are {', '.join(CANARIES)}")
     try:
-        wrong = _run(names, expression, jobs)
+        scenarios = load_paths([SEEDS])
+        chosen = select(items_of(scenarios, ("sim",)), expression)
+        others = [item.scenario for item in chosen if item.scenario.ranks == ranks and not own]
+        wrong = _run({name: _items(scenarios, others, name) for name in names}, jobs)
     except FaultlabError as error:
         sys.exit(str(error))
     sys.exit(1 if wrong else 0)
 
 
-def _run(names: list[str], expression: str, jobs: int) -> int:
-    scenarios = load_paths([SEEDS])
+def _run(items: dict[str, list[Item]], jobs: int) -> int:
+    """Run each canary's items and print what they show; the number of contradictions."""
     wrong, runs, began = 0, 0, time.monotonic()
     with Session() as session:
         session.warm_up()
-        for name in names:
+        for name, mine in items.items():
             seen = Seen()
-            for result in run_items(
-                session,
-                _items(scenarios, name, expression),
-                jobs=jobs,
-                out=None,
-                on_result=lambda result: None,
-            ):
-                seen.add(result, own=result["id"] == f"{CANARIES[name].seed}-sim")
+            for result in run_items(session, mine, jobs=jobs, out=None, on_result=lambda result: None):
+                seen.add(result, own=result["id"] == mine[0].id)
             runs += seen.runs
             print(_line(name, seen), flush=True)
             for text in contradictions(name, seen):
                 wrong += 1
                 print(f"  ! {text}", flush=True)
     seconds = time.monotonic() - began
-    print(f"{len(names)} canaries, {runs} runs in {seconds:.0f} s, {wrong} contradictions")
+    print(f"{len(items)} canaries, {runs} runs in {seconds:.0f} s, {wrong} contradictions")
     return wrong
 
 

@@ -32,7 +32,22 @@ class RetriesAtOnce(Canary):
         return any(super(RetriesAtOnce, self)._try(backend) for _ in range(3))
 
 
+class ForgetsThePreflight(Canary):
+    """Remembers a creation that failed, but not a preflight: every call allocates, exchanges
+    and votes once more (tokenspeed#925: the probe's answer is to be kept)."""
+
+    seed = "out-of-memory[topology=pcie-4,ranks=2]"
+    breaks = frozenset({"fail_once"})
+
+    def create(self) -> Any:
+        for backend, why in list(self._failed.items()):
+            if why.startswith("preflight"):
+                del self._failed[backend]
+        return super().create()
+
+
 CANARIES: dict[str, type[Canary]] = {
     "retries-per-call": RetriesPerCall,
     "retries-at-once": RetriesAtOnce,
+    "forgets-the-preflight": ForgetsThePreflight,
 }

@@ -34,10 +34,12 @@ class UsedAfterDestroy(Canary):
 
     seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
     breaks = frozenset({"no_cuda_crash"})
+    #: FlashInfer's own object has lost its attributes by then: an error that nobody declared.
+    also_breaks = frozenset({"user_choice"})
 
     def create(self) -> Any:
         if self._workspace is not None:
-            self._workspace.destroy()
+            self._destroy(self._workspace)
         return super().create()
 
 
