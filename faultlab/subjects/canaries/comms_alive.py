@@ -15,7 +15,8 @@ from faultlab.subjects.canaries.base import Canary
 
 
 class TakesTheGroupDown(Canary):
-    """Tears down process groups that belong to its caller (vllm#36955: who ends what at exit)."""
+    """Tears down process groups that belong to its caller (vllm#36955: who ends what,
+    and when, as the interpreter exits)."""
 
     seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
     breaks = frozenset({"comms_alive"})
@@ -33,8 +34,8 @@ def _shut_down(descriptor: int) -> None:
 
 
 class CutsTheGroupOff(Canary):
-    """After a failed set-up it breaks off what may be in flight, and does what gloo does
-    after a time-out: the connections of the whole group go (vllm#53377)."""
+    """Breaks off what a failed set-up left in flight, as a time-out does: gloo then closes
+    the connections of the whole group (vLLM 0.33.0, vllm#53377: the CPU group is dead)."""
 
     seed = "create-and-destroy[case=refused-on-all,ranks=2]"
     breaks = frozenset({"comms_alive"})

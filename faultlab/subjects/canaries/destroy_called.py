@@ -23,7 +23,7 @@ class DropsTheInvalid(Canary):
 
 class DestroysTwice(Canary):
     """Destroys what it found invalid where it found it, and once more in the clean-up
-    that every failure goes through (flashinfer#2659)."""
+    that every failure goes through (flashinfer#2659: destroy once)."""
 
     seed = _NULL_POINTER
     breaks = frozenset({"destroy_called"})

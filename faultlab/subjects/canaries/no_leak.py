@@ -42,7 +42,8 @@ class TrustsDestroy(Canary):
 
 class KeepsTheException(Canary):
     """Refuses the invalid object by raising, leaves it to its finalizer, and keeps the
-    exception: the frames of its traceback hold the object for good (flashinfer#2546)."""
+    exception: the frames of its traceback hold the object for good (flashinfer#2546:
+    half-built objects left to their destructors)."""
 
     seed = "null-mc-ptr[ranks=2,creation=mocked,faults.0.ranks=all]"
     breaks = frozenset({"destroy_called", "no_leak"})
@@ -66,7 +67,8 @@ class KeepsTheException(Canary):
 
 
 class LeavesAFolder(Canary):
-    """A temporary folder per creation stays behind (flashinfer#3102's private folders)."""
+    """A temporary folder per creation stays behind (vLLM 0.33.0 with FlashInfer 0.7.2.post1,
+    where rank 0 has no multicast)."""
 
     seed = _NO_FAULT
     breaks = frozenset({"no_leak"})
@@ -78,7 +80,7 @@ class LeavesAFolder(Canary):
 
 class LeavesASocket(Canary):
     """The socket on which descriptors came is closed where all went well, and stays open
-    after a failure (pytorch#129412)."""
+    after a failure (the failure path of FlashInfer's exchange, 0.7.2.post1)."""
 
     seed = "multicast-exception[effect=not-supported,case=mocked-all,ranks=2]"
     breaks = frozenset({"no_leak"})
@@ -94,8 +96,8 @@ class LeavesASocket(Canary):
 
 
 class LeavesADescriptor(Canary):
-    """Duplicates an exported descriptor to keep the memory alive and forgets it where the
-    rung is refused by another rank (TensorRT-LLM's failure path, MoonEP#28)."""
+    """Forgets the exported descriptor where the rung is refused (FlashInfer 0.7.2.post1
+    after a failed exchange; MoonEP#28: a probe is to leak nothing)."""
 
     seed = "out-of-memory[topology=pcie-4,ranks=2]"
     breaks = frozenset({"no_leak"})
@@ -112,7 +114,7 @@ class LeavesADescriptor(Canary):
 
 class LeavesAThread(Canary):
     """A watchdog thread per creation, to break a rendezvous that hangs, outlives it
-    (sglang#29073's wish for a limit of time)."""
+    (sglang#29073 asks for a limit of time)."""
 
     seed = _NO_FAULT
     breaks = frozenset({"no_leak"})
