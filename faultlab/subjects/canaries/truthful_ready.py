@@ -37,6 +37,7 @@ class IgnoresTheVote(Canary):
 
     seed = "create-and-destroy[case=refused-on-one,ranks=2]"
     breaks = frozenset({"ranks_agree", "truthful_ready"})
+    #: Where the group then reduces, it waits for the rank that fell back.
     also_breaks = frozenset({"bounded_init"})
 
     def _voted(self, name: str, make: Callable[[], Any]) -> Any:
