@@ -70,6 +70,8 @@ class MatchesTheWording(_Escapes):
 
     seed = "multicast-exception[effect=illegal-state,case=mocked-one,ranks=2]"
     breaks = frozenset({"bounded_init"})
+    #: What escapes on every rank is no refusal that whoever ordered can expect.
+    also_breaks = frozenset({"user_choice"})
 
     def _handles(self, error: Exception) -> bool:
         return any(words in str(error).lower() for words in ("multicast", "not supported"))

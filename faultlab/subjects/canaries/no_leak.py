@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -11,6 +12,8 @@ from typing import Any
 
 from faultlab.subjects.canaries.base import Canary
 from faultlab.subjects.preflight import StepFailed
+
+logger = logging.getLogger("faultlab.canaries")
 
 _NO_FAULT = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
 
@@ -37,7 +40,10 @@ class TrustsDestroy(Canary):
     breaks = frozenset({"no_leak"})
 
     def _destroy(self, workspace: Any) -> None:
-        workspace.destroy()
+        try:
+            workspace.destroy()
+        except Exception as error:
+            logger.warning("rank %d: destroying failed: %s", self._environment.rank, error)
 
 
 class KeepsTheException(Canary):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Any
 
 from faultlab.subjects.canaries.base import Canary
+from faultlab.subjects.reference import leftovers_of
+
+logger = logging.getLogger("faultlab.canaries")
 
 _DESTROY_FAILS = "destroy-failure[topology=hgx-h100-8,ranks=2,creation=mocked,effect=raises]"
 
@@ -17,7 +21,12 @@ class DestroyErrorEscapes(Canary):
     breaks = frozenset({"teardown_clean"})
 
     def _destroy(self, workspace: Any) -> None:
-        workspace.destroy()
+        leftovers = leftovers_of(workspace)
+        try:
+            workspace.destroy()
+        finally:
+            for release in leftovers:
+                release()
 
 
 class SaysNothing(Canary):
@@ -27,8 +36,9 @@ class SaysNothing(Canary):
     breaks = frozenset({"teardown_clean"})
 
     def _destroy(self, workspace: Any) -> None:
-        with suppress(Exception):
-            workspace.destroy()
+        for release in (workspace.destroy, *leftovers_of(workspace)):
+            with suppress(Exception):
+                release()
 
 
 class OnlyOnce(Canary):
@@ -39,8 +49,8 @@ class OnlyOnce(Canary):
     breaks = frozenset({"teardown_clean"})
 
     def destroy(self) -> None:
-        workspace, self._workspace = self._workspace, None
-        workspace.destroy()
+        logger.info("destroying the %s workspace", self._workspace.backend)
+        super().destroy()
 
 
 CANARIES: dict[str, type[Canary]] = {
