@@ -111,6 +111,66 @@ def test_the_next_rung_and_a_new_beginning_are_no_retry(tmp_path: Path) -> None:
     assert state(ended(run).judge(), "fail_once") == "held"
 
 
+def refused(rank: RankLog, *, then: str = "none") -> None:
+    """A create whose preflight is refused by the driver."""
+    with rank.step("create") as result:
+        rank.call("cuMemCreate", result="CUDA_ERROR_OUT_OF_MEMORY")
+        result["returned"] = then
+
+
+@pytest.mark.parametrize("then", ["none", "raised"])
+def test_a_refused_set_up_call_that_is_tried_again(tmp_path: Path, then: str) -> None:
+    run = Run(tmp_path)
+    refused(run[1], then=then)
+    run[0].create_none()
+    for rank in run:
+        with rank.step("create") as result:
+            rank.call("cuMemCreate")
+            result["returned"] = "none"
+    judgement = ended(run).judge()
+    assert reason(judgement, "fail_once") == (
+        "rank 1: cuMemCreate had failed in create #1, which gave no workspace, and was tried again in create #2"
+    )
+
+
+def test_a_refused_set_up_call_that_is_remembered_or_of_a_rung_below_is_no_retry(tmp_path: Path) -> None:
+    remembered = Run(tmp_path / "remembered")
+    for rank in remembered:
+        refused(rank)
+        rank.create_none()
+    assert state(ended(remembered).judge(), "fail_once") == "held"
+    rung = Run(tmp_path / "rung")
+    for rank in rung:
+        with rank.step("create") as result:
+            rank.call("cuMemCreate", result="CUDA_ERROR_OUT_OF_MEMORY")
+            name = rank.returned("trtllm")
+            result.update(returned="object", backend="trtllm", workspace=name)
+        rank.create("trtllm")
+    assert state(ended(rung).judge(), "fail_once") == "not-checked"
+
+
+def test_what_worked_since_was_asked_or_released_or_follows_a_destroy_is_no_retry(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for rank in run:
+        with rank.step("create") as result:
+            rank.call("cuMemCreate", result="CUDA_ERROR_NOT_PERMITTED")
+            rank.call("cuMemCreate")
+            rank.call("cuDeviceGetAttribute(MULTICAST_SUPPORTED)", result="CUDA_ERROR_INVALID_DEVICE")
+            rank.call("cuMemRelease", result="CUDA_ERROR_INVALID_VALUE")
+            rank.call("cuMemMap", result="CUDA_ERROR_OUT_OF_MEMORY")
+            result["returned"] = "none"
+        with rank.step("create") as result:
+            rank.call("cuMemCreate")
+            rank.call("cuDeviceGetAttribute(MULTICAST_SUPPORTED)")
+            rank.call("cuMemRelease")
+            result["returned"] = "none"
+        rank.destroy()
+        with rank.step("create") as result:
+            rank.call("cuMemMap")
+            result["returned"] = "none"
+    assert state(ended(run).judge(), "fail_once") == "held"
+
+
 # ---------------------------------------------------------------- user_choice
 
 

@@ -27,7 +27,7 @@ have all that their peers send them, and memory lives while any rank maps it.
 Ladder, the user's choice, the memory of failures and the restored state are
 those of ``reference``. To use it in your own code, copy this folder,
 ``reference.py`` and ``preflight.py``: they need torch, FlashInfer and
-``cuda.bindings``, and nothing of the lab but ``Environment``. One host only:
+``cuda.bindings``, and of the lab ``subjects/base.py`` alone. One host only:
 descriptors do not cross hosts, and ranks on several fail together and fall back.
 """
 
