@@ -18,6 +18,7 @@ from faultlab.judge.facts import Facts
 from faultlab.judge.finding import Finding, not_checked
 from faultlab.judge.invariants import (
     bounded_init,
+    capture_safe,
     comms_alive,
     correct_result,
     destroy_called,
@@ -47,6 +48,7 @@ CHECKS: Final[dict[str, Check]] = {
     "state_neutral": state_neutral.check,
     "teardown_clean": teardown_clean.check,
     "user_choice": user_choice.check,
+    "capture_safe": capture_safe.check,
 }
 
 NOT_BUILT: Final = not_checked("not built yet")

@@ -8,6 +8,7 @@ that is asked.
     class MyConsumer:
         declared_errors = (RuntimeError,)   # what create and use may raise on purpose
         logs = True                         # it logs, so its messages are judged
+        own_sequence = False                # True: results say that FlashInfer's creation is not what ran
 
         def __init__(self, environment): ...
         def create(self): ...               # set up; return the workspace, or None for "none"
@@ -56,6 +57,7 @@ class Subject(Protocol):
 
     declared_errors: tuple[type[BaseException], ...]
     logs: bool
+    own_sequence: bool
 
     def create(self) -> Any: ...
 
