@@ -47,7 +47,7 @@ class OnlyOnce(Canary):
     """A second destroy meets an attribute that the first has taken away (vLLM 0.33.0,
     flashinfer#2659)."""
 
-    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked,subject=reference]"
     breaks = frozenset({"teardown_clean"})
 
     def destroy(self) -> None:
