@@ -81,7 +81,7 @@ class RefusesAlone(Canary):
     """The rank whose own probe says no refuses at once, and its peers are in the first
     vote by then (local-inference-lab/vllm#618, vllm's custom all-reduce)."""
 
-    seed = "probe-wrong-on-one-rank[ranks=2,faults.0.ranks=one]"
+    seed = "probe-wrong-on-one-rank[ranks=2,subject=reference,faults.0.ranks=one]"
     breaks = frozenset({"bounded_init"})
 
     def create(self) -> Any:

@@ -18,7 +18,7 @@ class TakesTheGroupDown(Canary):
     """Tears down process groups that belong to its caller (vllm#36955: who ends what,
     and when, as the interpreter exits)."""
 
-    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked,subject=reference]"
     breaks = frozenset({"comms_alive"})
 
     def exit(self) -> None:
@@ -54,7 +54,7 @@ class AnotherCollective(Canary):
     """One rank takes another way through the code and meets its peers' all-reduce with
     another call: it pairs up by luck, and the ranks are out of step (pytorch#196082)."""
 
-    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked,subject=reference]"
     breaks = frozenset({"comms_alive"})
 
     def create(self) -> Any:

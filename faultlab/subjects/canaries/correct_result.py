@@ -10,7 +10,7 @@ from faultlab.subjects.canaries.base import Canary
 class WrongSum(Canary):
     """Returns something near the sum (vllm#45721)."""
 
-    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked,subject=reference]"
     breaks = frozenset({"correct_result"})
 
     def use(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -21,7 +21,7 @@ class StaleOnOneRank(Canary):
     """One rank hands out the buffer of the call before, and its sums (FlashInfer 0.6.10 to
     0.7.4: a table keyed by an object's id may keep the old buffers)."""
 
-    seed = "no-fault[topology=pcie-4,ranks=2,creation=mocked]"
+    seed = "no-fault[topology=pcie-4,ranks=2,creation=mocked,subject=reference]"
     breaks = frozenset({"correct_result"})
 
     _earlier: torch.Tensor | None = None

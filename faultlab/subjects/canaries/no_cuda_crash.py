@@ -32,7 +32,7 @@ class UsedAfterDestroy(Canary):
     """A second owner that goes away destroys the workspace which the first still uses
     (vLLM's fusion pass in its ``__del__``, 0.33.0)."""
 
-    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked,subject=reference]"
     breaks = frozenset({"no_cuda_crash"})
     #: FlashInfer's own object has lost its attributes by then: an error that nobody declared.
     also_breaks = frozenset({"user_choice"})

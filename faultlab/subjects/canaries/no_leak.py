@@ -15,7 +15,7 @@ from faultlab.subjects.preflight import StepFailed
 
 logger = logging.getLogger("faultlab.canaries")
 
-_NO_FAULT = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+_NO_FAULT = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked,subject=reference]"
 
 #: Why set-up failed, for the whole process, as consumers keep it.
 _WHY: dict[str, Exception] = {}
@@ -36,7 +36,7 @@ class TrustsDestroy(Canary):
     """Calls FlashInfer's ``destroy()`` and believes it: for trtllm it frees nothing
     (vllm#51986: memory lost at every try)."""
 
-    seed = "no-fault[topology=pcie-4,ranks=2,creation=real]"
+    seed = "no-fault[topology=pcie-4,ranks=2,creation=real,subject=reference]"
     breaks = frozenset({"no_leak"})
 
     def _destroy(self, workspace: Any) -> None:

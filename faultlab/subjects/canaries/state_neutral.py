@@ -10,7 +10,7 @@ import torch
 
 from faultlab.subjects.canaries.base import Canary
 
-_NO_FAULT = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+_NO_FAULT = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked,subject=reference]"
 
 
 class ReseedsTheRandomState(Canary):
