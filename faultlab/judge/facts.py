@@ -18,6 +18,7 @@ from typing import Any
 from faultlab.judge.finding import Moment
 from faultlab.judge.records import (
     Call,
+    Counterfactual,
     Crash,
     Ended,
     Exit,
@@ -53,6 +54,7 @@ class RankFacts:
     said: list[Said] = field(default_factory=list)
     states: list[StateAround] = field(default_factory=list)
     logs: bool = False
+    ladder: tuple[str, ...] = ()
     sequence: dict[str, list[str]] | None = None
     unknown_calls: list[str] = field(default_factory=list)
     exit: Exit | None = None
@@ -119,6 +121,7 @@ class Facts:
     waits: list[Wait] = field(default_factory=list)
     over_budget: str = ""
     lab_errors: list[str] = field(default_factory=list)
+    counterfactuals: dict[str, Counterfactual] = field(default_factory=dict)
     machine_s: float | None = None
     seconds: float | None = None
 

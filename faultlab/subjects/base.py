@@ -7,7 +7,8 @@ that is asked.
 
     class MyConsumer:
         declared_errors = (RuntimeError,)   # what create and use may raise on purpose
-        logs = True                         # it logs, so its messages are judged
+        logs = True                         # its loggers reach the root, and its messages are judged
+        ladder = ("mnnvl", "trtllm")        # the rungs it may choose by itself, best first; or ()
 
         def __init__(self, environment): ...
         def create(self): ...               # set up; return the workspace, or None for "none"
@@ -56,6 +57,7 @@ class Subject(Protocol):
 
     declared_errors: tuple[type[BaseException], ...]
     logs: bool
+    ladder: tuple[str, ...]
 
     def create(self) -> Any: ...
 

@@ -65,7 +65,7 @@ def load_subject(named: Named, environment: Environment) -> Subject:
     absent = [name for name in _METHODS if not callable(getattr(subject, name, None))]
     if absent:
         raise SubjectError(f"{named.name} lacks the methods {', '.join(absent)}")
-    for name, default in (("declared_errors", ()), ("logs", False)):
+    for name, default in (("declared_errors", ()), ("logs", False), ("ladder", ())):
         if not hasattr(subject, name):
             setattr(subject, name, default)
     return cast("Subject", subject)
