@@ -1,8 +1,9 @@
 """The events of a run: what is recorded, and nothing else is judged.
 
 A run's folder holds ``run.json`` (the scenario as resolved), one
-``rank<N>.jsonl`` per rank, ``supervisor.jsonl``, and ``counterfactuals.json`` where
-the runner tried higher rungs alone (described at the end). Every line of the former is one event, a
+``rank<N>.jsonl`` per rank, written by the rank itself, ``supervisor.jsonl``, and
+``counterfactuals.json`` where the runner tried higher rungs alone (described at the
+end). Every line of a ``.jsonl`` is one event, a
 JSON object. Every event has
 
     v       schema version (``VERSION``)
@@ -85,12 +86,44 @@ RANK_KINDS: Final = frozenset(
         "exit",
     }
 )
+#: Of a rank's kinds, those that its supervisor is told at once: who waits, and where each one is.
+TOLD_KINDS: Final = frozenset({"start", "wait-begin", "wait-end", "step-begin", "step-end", "exit"})
 SUPERVISOR_KINDS: Final = frozenset({"hang", "jump", "over-budget", "rank-exit", "lab-error", "end"})
 
 
-def dump(event: Event) -> bytes:
-    """One line of JSON without its newline."""
-    return json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()
+#: How far back the last site of a rank is looked for.
+TAIL_BYTES: Final = 32_768
+#: Made once: ``json.dumps`` with these arguments would make an encoder for every event.
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False)
+
+
+def dump(event: Any) -> bytes:
+    """Plain data as one line of JSON, without its newline."""
+    return _ENCODER.encode(event).encode()
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Where a rank's events are."""
+    return folder / f"rank{rank}.jsonl"
+
+
+def last_site(path: Path, thread: str | None = None) -> str:
+    """The last site that was entered, by this thread or by any; empty if there is
+    none among the last ``TAIL_BYTES`` of the file."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, path.stat().st_size - TAIL_BYTES)
+            file.seek(start)
+            lines = file.read(TAIL_BYTES).split(b"\n")
+    except OSError:
+        return ""
+    # The last piece is no whole line, nor is the first where the file was cut.
+    for line in reversed(lines[1 if start else 0 : -1]):
+        if b'"kind":"enter"' in line:
+            event = json.loads(line)
+            if thread in (None, event["thread"]):
+                return str(event["site"])
+    return ""
 
 
 def read(path: Path) -> Iterator[Event]:

@@ -1,7 +1,11 @@
-"""A rank's link to its supervisor: events out, requests and waits in between.
+"""A rank's events, and its link to its supervisor.
 
-Every thread has a connection of its own, made at its first word, so the order
-of its events is kept and a blocked thread never holds up another. Requests are
+An event is a line of the rank's own file, written at once and with one call, so
+that it is there whatever ends the process next; those that tell who waits
+(``events.TOLD_KINDS``) also go to the supervisor.
+
+Every thread has a connection of its own, made at its first event, so the order
+of what it says is kept and a blocked thread never holds up another. Requests are
 answered by the supervisor: the shared half of a simulated machine, sleeping in
 machine time, hanging for good, and meeting the other ranks.
 """
@@ -33,8 +37,10 @@ class Link:
         self._numbers = itertools.count()
         self.step = -1
         self.clock = MachineClock(folder / "clock")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(events.rank_file(folder, rank), flags, 0o600)
         #: Descriptors that belong to the lab and are nobody's leak.
-        self.descriptors: set[int] = set()
+        self.descriptors: set[int] = {self._file}
 
     def _connection(self) -> Any:
         connection = getattr(self._local, "connection", None)
@@ -48,7 +54,7 @@ class Link:
                 os.close(here)
             self.descriptors.add(connection.fileno())
             hello = ["hello", {"rank": self._rank, "pid": os.getpid(), "thread": _thread_name()}]
-            wire.send(connection, wire.encode(hello))
+            wire.send(connection, events.dump(hello))
             self._local.connection = connection
         return connection
 
@@ -81,14 +87,21 @@ class Link:
             "step": self.step,
             **fields,
         }
-        wire.send(self._connection(), wire.encode(event))
+        data = events.dump(event)
+        if len(data) > limits.MESSAGE_BYTES:
+            raise LabError(f"an event of {len(data)} bytes; the limit is {limits.MESSAGE_BYTES}")
+        # Also for an event that is not told: the supervisor must know of the thread.
+        connection = self._connection()
+        os.write(self._file, data + b"\n")
+        if kind in events.TOLD_KINDS:
+            wire.send(connection, data)
 
     def request(
         self, method: str, arguments: dict[str, Any] | None = None, fds: Sequence[int] = ()
     ) -> tuple[Any, list[int]]:
         """Ask the supervisor and wait for its answer, however long it takes."""
         connection = self._connection()
-        wire.send(connection, wire.encode([method, arguments or {}]), fds)
+        wire.send(connection, events.dump([method, arguments or {}]), fds)
         while True:
             data, received = wire.receive(connection)
             if not data:

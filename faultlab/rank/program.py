@@ -8,6 +8,7 @@ context), takes the last ledger, and leaves. It judges nothing.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import random
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,7 @@ from faultlab.rank import steps
 from faultlab.rank.link import Link
 from faultlab.scenario.models import Scenario
 from faultlab.seam import runtime
-from faultlab.seam.base import Seam
-from faultlab.seam.comm import Groups
-from faultlab.seam.install import install
+from faultlab.seam.install import installed
 from faultlab.subjects.base import Environment
 from faultlab.subjects.load import load_subject
 
@@ -92,22 +92,31 @@ class Rank:
             machine=self.machine,
             context=self.context,
         )
-        self.seam = Seam(scenario, rank, self.machine, injector, self.context, link)
+        self.seam = installed()
+        self.seam.enter(
+            scenario=scenario,
+            rank=rank,
+            machine=self.machine,
+            injector=injector,
+            context=self.context,
+            link=link,
+        )
         self._store = str(folder / "store")
-        self.groups: Groups
 
     def run(self) -> None:
         """The whole life of the rank."""
         torch.set_num_threads(1)
         random.seed(self.rank)
-        torch.manual_seed(self.rank)
+        # torch.manual_seed would look for every accelerator that torch knows.
+        torch.default_generator.manual_seed(self.rank)
         with self.context.in_lab():
-            self.groups = install(self.seam)
             group = self._join()
             subject = load_subject(self.scenario.subject, self._environment(group))
             self._start(subject)
             self._warm_up(group)
             self._ledger("baseline")
+            # What is there by now is no leak: collections look at what comes.
+            gc.freeze()
         handler = _LogEvents(self.link)
         logging.getLogger().addHandler(handler)
         with runtime.device_mode():
@@ -160,8 +169,8 @@ class Rank:
 
     def _warm_up(self, group: Any) -> None:
         """Once through every kind of collective: what they keep is no leak."""
-        for each in (group, self._bystanders):
-            _collectives(each, self.scenario.ranks, self.rank)
+        _collectives(group, self.scenario.ranks, self.rank)
+        _gather(self._bystanders, self.scenario.ranks, self.rank)
         with runtime.device_mode():
             self.seam.machine.call("cudart.cudaSetDevice", self.rank % self.scenario.topology.gpus.count)
         self.link.meet("baseline")
@@ -170,7 +179,7 @@ class Rank:
         """After the workload: do the context and the groups still work?"""
         self._probe_context()
         self.link.meet("workload done")
-        self.link.emit("sequence", groups=self.groups.sequence())
+        self.link.emit("sequence", groups=self.seam.groups.sequence())
         if self.machine.context_error():
             # A poisoned rank asks nothing more; its peers hear of its end where they meet.
             self._ledger("end")
@@ -178,24 +187,23 @@ class Rank:
         dead = self.link.meet("probes")
         self._probe_groups(group, dead)
         self._ledger("end")
+        # Nobody leaves while a peer could still miss it; the groups end with the process.
         self.link.meet("ledgers taken")
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
     def _probe_context(self) -> None:
         error = self.machine.context_error()
         self.link.emit("probe", name="context", group="", ok=not error, error=error or None, number=0)
 
     def _probe_groups(self, group: Any, dead: list[int]) -> None:
-        for name, each in (("world", group), (BYSTANDERS, self._bystanders)):
-            ok, error = (None, f"ranks {dead} are gone") if dead else self._ask(each)
+        for name, each, ask in (("world", group, _collectives), (BYSTANDERS, self._bystanders, _gather)):
+            ok, error = (None, f"ranks {dead} are gone") if dead else self._ask(ask, each)
             label = str(each.group_name)
             self.link.emit("probe", name="collective", group=name, label=label, ok=ok, error=error, number=0)
 
-    def _ask(self, group: Any) -> tuple[bool, str | None]:
+    def _ask(self, ask: Callable[[Any, int, int], None], group: Any) -> tuple[bool, str | None]:
         """Whether the group's collectives still answer rightly, and if not, how."""
         try:
-            _collectives(group, self.scenario.ranks, self.rank)
+            ask(group, self.scenario.ranks, self.rank)
         except Exception as error:
             return False, f"{type(error).__name__}: {error}"[:500]
         return True, None
@@ -206,17 +214,23 @@ class Rank:
 
 def _collectives(group: Any, world_size: int, rank: int) -> None:
     """One of each kind the lab or a subject is likely to use, with its result checked."""
-    gathered: list[Any] = [None] * world_size
-    dist.all_gather_object(gathered, rank, group=group)
+    _gather(group, world_size, rank)
     root = dist.get_process_group_ranks(group)[0]
     told = [("word", rank) if rank == root else None]
     dist.broadcast_object_list(told, src=root, group=group)
     summed = torch.ones(8)
     dist.all_reduce(summed, group=group)
     dist.barrier(group=group)
-    expected = list(range(world_size))
-    if gathered != expected or told != [("word", root)] or summed.tolist() != [float(world_size)] * 8:
-        raise RuntimeError(f"the group answered {gathered}, {told}, {summed.tolist()}")
+    if told != [("word", root)] or summed.tolist() != [float(world_size)] * 8:
+        raise RuntimeError(f"the group answered {told}, {summed.tolist()}")
+
+
+def _gather(group: Any, world_size: int, rank: int) -> None:
+    """The collective that needs every member and tells them apart, with its result checked."""
+    gathered: list[Any] = [None] * world_size
+    dist.all_gather_object(gathered, rank, group=group)
+    if gathered != list(range(world_size)):
+        raise RuntimeError(f"the group answered {gathered}")
 
 
 def _machine(scenario: Scenario, rank: int, link: Link) -> Machine:

@@ -18,8 +18,9 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from faultlab import events
 from faultlab.errors import WireError
 from faultlab.runner import wire
 from faultlab.runner.cleanup import die_with_parent
@@ -30,6 +31,7 @@ def preload() -> None:
     import cuda.bindings.driver
     import cuda.bindings.runtime
     import flashinfer.comm
+    import numpy.random
     import pynvml
     import torch.multiprocessing
 
@@ -38,9 +40,11 @@ def preload() -> None:
     import faultlab.subjects.canaries
     import faultlab.subjects.flashinfer
     import faultlab.subjects.reference
+    from faultlab.seam.install import installed
 
-    assert cuda.bindings.driver and flashinfer.comm and pynvml and faultlab.rank.program
+    assert cuda.bindings.driver and flashinfer.comm and numpy.random and pynvml and faultlab.rank.program
     torch.set_num_threads(1)
+    installed()
     gc.collect()
     # Objects that are never collected do not make forked pages private.
     gc.freeze()
@@ -66,6 +70,9 @@ class Run:
 
 class Forkserver:
     """The loop: new supervisors, their requests, the ends of ranks."""
+
+    #: How a rank's process begins; benchmarks compare with ``spawn``.
+    start_method: Literal["fork", "spawn"] = "fork"
 
     def __init__(self, path: Path) -> None:
         self._selector = selectors.DefaultSelector()
@@ -116,19 +123,24 @@ class Forkserver:
         import torch.multiprocessing as torch_processes
 
         assert not run.processes, "one start per run"
-        inherited = [self._listener.fileno(), *(other.connection.fileno() for other in self._runs)]
-        inherited.append(self._selector.fileno())
         context = torch_processes.start_processes(
             enter_rank,
-            args=(folder, os.getpid(), inherited),
+            args=(folder, os.getpid(), self._inherited()),
             nprocs=ranks,
             join=False,
-            start_method="fork",
+            start_method=self.start_method,
         )
         run.processes = list(context.processes)
         for rank, process in enumerate(run.processes):
             self._selector.register(process.sentinel, selectors.EVENT_READ, (run, rank))
         self._tell(run, {"pids": [process.pid for process in run.processes]})
+
+    def _inherited(self) -> list[int]:
+        """The descriptors that a forked rank has and must not keep."""
+        if self.start_method != "fork":
+            return []
+        connections = [other.connection.fileno() for other in self._runs]
+        return [self._listener.fileno(), self._selector.fileno(), *connections]
 
     def _rank_ended(self, run: Run, rank: int) -> None:
         process = run.processes[rank]
@@ -139,7 +151,7 @@ class Forkserver:
 
     def _tell(self, run: Run, message: dict[str, Any]) -> None:
         try:
-            wire.send(run.connection, wire.encode(message))
+            wire.send(run.connection, events.dump(message))
         except WireError:
             # The supervisor hung up; its end is heard by the loop itself.
             return

@@ -24,9 +24,10 @@ import sys
 import tempfile
 import threading
 import uuid
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from faultlab import events, limits
 from faultlab.errors import LabError
@@ -50,6 +51,9 @@ def root_folder() -> Path:
 
 class Session:
     """Opens with ``with Session() as session`` and leaves nothing behind."""
+
+    #: What starts ranks: it is given the path of its socket and its parent's pid.
+    forkserver_command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "faultlab.runner.forkserver")
 
     def __init__(self) -> None:
         root = root_folder()
@@ -127,13 +131,7 @@ class Session:
         log = (self.folder / "forkserver.log").open("wb")
         with log:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "faultlab.runner.forkserver",
-                    str(self.folder / "forkserver"),
-                    str(os.getpid()),
-                ],
+                [*self.forkserver_command, str(self.folder / "forkserver"), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -197,8 +195,9 @@ def write_plan(folder: Path, scenario: Scenario, lane: str, overrides: dict[str,
     (folder / "run.json").write_text(json.dumps(plan, indent=1))
 
 
+@cache
 def versions() -> dict[str, str]:
-    """The versions a result depends on."""
+    """The versions a result depends on; do not change what is returned."""
     found = {"python": sys.version.split()[0]}
     for package in ("faultlab", "torch", "flashinfer-python", "cuda-bindings"):
         try:

@@ -68,7 +68,6 @@ class RankState:
     step: int = -1
     step_name: str = ""
     step_since: float = 0.0
-    last_site: str = ""
     started: bool = False
     finished: bool = False
 

@@ -1,9 +1,9 @@
 """The supervisor of one run: hears every rank, holds what they share, ends what must end.
 
 One object and one thread per run. It starts the ranks through the forkserver,
-writes their events to the run's folder, answers their requests (the shared
-half of the simulated machine, sleeping, meeting), notices a dead rank, finds a
-hang (``standstill``), moves machine time forward when everybody only waits for
+hears who waits (the ranks write their events themselves), answers their
+requests (the shared half of the simulated machine, sleeping, meeting), notices
+a dead rank, finds a hang (``standstill``), moves machine time forward when everybody only waits for
 a time-out, and ends a run that is over its budget. It judges nothing.
 """
 
@@ -65,12 +65,12 @@ class Supervisor:
         self._clock = MachineClock(folder / "clock", create=True)
         self._selector = selectors.DefaultSelector()
         self._peers: set[Peer] = set()
-        self._files: list[BinaryIO] = []
         self._own: BinaryIO = (folder / "supervisor.jsonl").open("wb")
         self._number = 0
         self._board_version = board.version
         self._last_message = time.monotonic()
         self._quiet_since: float | None = None
+        self._recorded_bytes = 0
         self._seen = Movement.RUNNING
         self._ending = False
         self._meetings: dict[str, set[int]] = {}
@@ -90,7 +90,6 @@ class Supervisor:
 
     def _start(self) -> None:
         for state in self._ranks:
-            self._files.append((self._folder / f"rank{state.rank}.jsonl").open("wb"))
             (self._folder / f"t{state.rank}").mkdir()
         listener = wire.seqpacket()
         listener.bind(str(self._folder / SOCKET_NAME))
@@ -104,7 +103,7 @@ class Supervisor:
         except OSError as error:
             raise LabError(f"the forkserver is gone: {error}") from None
         self._selector.register(self._forkserver, selectors.EVENT_READ, self._hear_forkserver)
-        wire.send(self._forkserver, wire.encode({"start": str(self._folder), "ranks": len(self._ranks)}))
+        wire.send(self._forkserver, events.dump({"start": str(self._folder), "ranks": len(self._ranks)}))
 
     def _close(self) -> None:
         self._forkserver.close()
@@ -114,8 +113,7 @@ class Supervisor:
         self._record(
             "end", machine_s=round(self._clock.now(), 6), seconds=round(time.monotonic() - self._began, 6)
         )
-        for file in (*self._files, self._own):
-            file.close()
+        self._own.close()
         self._selector.close()
         self._board.close()
         self._clock.close()
@@ -166,7 +164,6 @@ class Supervisor:
             self._hang_up(peer)
             return
         if data[:1] == b"{":
-            self._files[peer.rank].write(data + b"\n")
             self._note(peer, json.loads(data))
             return
         method, arguments = json.loads(data)
@@ -187,9 +184,7 @@ class Supervisor:
         """Keep the picture of who waits for whom up to date."""
         state = self._ranks[peer.rank]
         kind = event["kind"]
-        if kind == "enter":
-            state.last_site = event["site"]
-        elif kind == "wait-begin":
+        if kind == "wait-begin":
             self._enter_wait(state, peer.thread, event)
         elif kind == "wait-end":
             waits = peer.thread.waits
@@ -258,7 +253,7 @@ class Supervisor:
         deadline: float | None = None,
         text: str = "",
     ) -> None:
-        site = self._ranks[peer.rank].last_site
+        site = self._last_site(peer.rank, peer.thread.name)
         wait = Wait(-1, site, kind, self._clock.now(), needs=needs, deadline=deadline, text=text)
         peer.thread.waits.append(wait)
         peer.parked = (method, arguments, wait)
@@ -272,7 +267,7 @@ class Supervisor:
 
     def _reply(self, peer: Peer, reply: Reply) -> None:
         try:
-            wire.send(peer.connection, wire.encode(["reply", reply.value]), reply.fds)
+            wire.send(peer.connection, events.dump(["reply", reply.value]), reply.fds)
         except LabError:
             pass  # It died while it waited; its end is heard from the forkserver.
         finally:
@@ -320,7 +315,7 @@ class Supervisor:
             elif wait.kind in ("descriptor", "thread"):
                 wait.deadline = None
                 try:
-                    wire.send(peer.connection, wire.encode(["wake", wait.identity]))
+                    wire.send(peer.connection, events.dump(["wake", wait.identity]))
                 except LabError:
                     continue
                 self._quiet_since = None
@@ -361,7 +356,7 @@ class Supervisor:
             exit=status if status >= 0 else None,
             signal=name,
             expected=self._ending or state.finished,
-            last_site=state.last_site,
+            last_site=self._last_site(rank),
         )
 
     def _end_all(self) -> None:
@@ -385,7 +380,7 @@ class Supervisor:
             self._end_all()
         elif now > self._run_s:
             where = "; ".join(
-                f"rank {s.rank} at {s.last_site or 'its start'}" for s in self._ranks if s.alive
+                f"rank {s.rank} at {self._last_site(s.rank) or 'its start'}" for s in self._ranks if s.alive
             )
             self._record("over-budget", text=f"the run took longer than {self._run_s} s: {where}")
             self._end_all()
@@ -401,15 +396,21 @@ class Supervisor:
         now = time.monotonic()
         if self._quiet_since is None:
             self._quiet_since = now if self._all_asleep() else None
+            self._recorded_bytes = self._bytes_recorded()
             return
         quiet_s = now - self._quiet_since
         if quiet_s < limits.STANDSTILL_SAMPLE_S:
             return
         if seen is Movement.MOVABLE and now - self._last_message < limits.STANDSTILL_UNCERTAIN_S:
             return
-        if self._all_asleep():
+        if self._all_asleep() and self._recorded_bytes == self._bytes_recorded():
             self._move_or_end()
         self._quiet_since = None
+
+    def _bytes_recorded(self) -> int:
+        """The size of all ranks' events: if it grows, somebody moves."""
+        files = [events.rank_file(self._folder, state.rank) for state in self._ranks]
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def _all_asleep(self) -> bool:
         return standstill.all_asleep([state.pid for state in self._ranks if state.alive])
@@ -435,6 +436,9 @@ class Supervisor:
             step=max(steps, default=-1),
         )
         self._end_all()
+
+    def _last_site(self, rank: int, thread: str | None = None) -> str:
+        return events.last_site(events.rank_file(self._folder, rank), thread)
 
     def _record(self, kind: str, **fields: Any) -> None:
         assert kind in events.SUPERVISOR_KINDS, kind

@@ -4,7 +4,7 @@ One AF_UNIX SOCK_SEQPACKET connection per thread of a rank: messages keep their
 bounds, arrive in the order in which the thread sent them, and can carry file
 descriptors. From a rank come
 
-    {…}                  an event, written to the rank's file as it is
+    {…}                  an event that the supervisor must know (``events.TOLD_KINDS``)
     [method, {…}]        a request; the thread waits for its reply
 
 and to a rank go
@@ -17,10 +17,9 @@ and to a rank go
 from __future__ import annotations
 
 import array
-import json
 import socket
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from faultlab import limits
 from faultlab.errors import WireError
@@ -51,11 +50,6 @@ def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
             received.frombytes(content[: len(content) - len(content) % _FD_SIZE])
             fds.extend(received)
     return data, fds
-
-
-def encode(message: Any) -> bytes:
-    """Plain JSON data as the bytes of one message."""
-    return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def seqpacket() -> socket.socket:

@@ -43,48 +43,23 @@ _FUNCTIONS: dict[str, tuple[str, str]] = {
 }
 
 
-class Groups:
-    """How many collectives this rank has entered in each group, and which."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._entered: dict[str, list[str]] = {}
-        self._lock = threading.Lock()
-        self.timeout_s = timeout_s
-
-    def enter(self, group: str, name: str) -> int:
-        """The number, from 1, of the collective that is entered now."""
-        with self._lock:
-            operations = self._entered.setdefault(group, [])
-            operations.append(name)
-            return len(operations)
-
-    def sequence(self) -> dict[str, list[str]]:
-        """Every collective so far, per group, in order."""
-        with self._lock:
-            return {name: list(operations) for name, operations in self._entered.items()}
-
-
-def install(seam: Seam) -> Groups:
+def install(seam: Seam) -> None:
     """Replace the collectives in both modules that hold them."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    groups = Groups(seam.scenario.budget.group_timeout_s)
     nesting = threading.local()
     for name, (site, needs) in _FUNCTIONS.items():
         original = getattr(c10d, name, None)
         if original is None:
             continue
-        function = _collective(seam, groups, nesting, name, original, site, needs)
+        function = _collective(seam, nesting, name, original, site, needs)
         setattr(c10d, name, function)
         if hasattr(dist, name):
             setattr(dist, name, function)
-    return groups
 
 
-def _collective(
-    seam: Seam, groups: Groups, nesting: threading.local, name: str, original: Any, site: str, needs: str
-) -> Any:
+def _collective(seam: Seam, nesting: threading.local, name: str, original: Any, site: str, needs: str) -> Any:
     signature = inspect.signature(original)
 
     def collective(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +83,7 @@ def _collective(
             real,
             RAISING,
             argument=_group_name(None if name == "new_group" else group),
-            wait=lambda: _wait(seam, groups, name, needs, bound),
+            wait=lambda: _wait(seam, name, needs, bound),
         )
 
     collective.__name__ = name
@@ -122,13 +97,13 @@ def _group_name(group: Any) -> str:
     return str(getattr(resolved, "group_name", "world"))
 
 
-def _wait(seam: Seam, groups: Groups, name: str, needs: str, bound: dict[str, Any]) -> dict[str, Any]:
+def _wait(seam: Seam, name: str, needs: str, bound: dict[str, Any]) -> dict[str, Any]:
     import torch.distributed as dist
 
     group = None if name == "new_group" else bound.get("group")
     label = _group_name(group)
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    number = groups.enter(label, name)
+    number = seam.groups.enter(label, name)
     root = _root(bound, members)
     others = [member for member in members if member != seam.rank]
     if needs == "source":
@@ -140,7 +115,7 @@ def _wait(seam: Seam, groups: Groups, name: str, needs: str, bound: dict[str, An
         "group": label,
         "number": number,
         "needs": others,
-        "deadline": seam.link.now() + groups.timeout_s,
+        "deadline": seam.link.now() + seam.scenario.budget.group_timeout_s,
         "text": f"{name} number {number} of group {label}",
     }
 

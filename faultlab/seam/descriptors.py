@@ -30,7 +30,7 @@ def install(seam: Seam) -> None:
 
     fd_exchange.socket = _module(real_socket, socket=_socket_class(seam, fd_exchange))
     fd_exchange.threading = _module(real_threading, Thread=_thread_class(seam))
-    fd_exchange.time = _module(real_time, monotonic=seam.link.now)
+    fd_exchange.time = _module(real_time, monotonic=lambda: seam.link.now())
 
 
 def _module(original: ModuleType, **names: Any) -> ModuleType:

@@ -25,16 +25,15 @@ def install(seam: Seam) -> None:
     for name in dir(driver):
         if not name.startswith("cu") or isinstance(getattr(driver, name), type):
             continue
-        if name in SITES and seam.machine.knows(name):
-            setattr(driver, name, _function(seam, name))
-        else:
-            setattr(driver, name, seam.refuse(name))
+        setattr(driver, name, _function(seam, name) if name in SITES else seam.refuse(name))
     driver.cuGetErrorName = _error_name
     driver.cuGetErrorString = _error_name
 
 
 def _function(seam: Seam, site: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not seam.machine.knows(site):
+            raise seam.unknown(site)
         try:
             return seam.injector.call(
                 site,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from faultlab.seam import comm, descriptors, driver, kernels, nvml, runtime, standin, workspace
+from functools import cache
+
+from faultlab.seam import comm, descriptors, driver, kernels, nvml, runtime, workspace
 from faultlab.seam.base import Seam
-from faultlab.seam.comm import Groups
+
+_SEAMS = (driver, runtime, nvml, descriptors, kernels, workspace, comm)
 
 
-def install(seam: Seam) -> Groups:
-    """Install all seams; the collectives' counters, which the rank program reads."""
-    driver.install(seam)
-    runtime.install(seam)
-    nvml.install(seam)
-    descriptors.install(seam)
-    kernels.install(seam)
-    mocked = seam.scenario.workspace.creation == "mocked"
-    workspace.install(seam, create=standin.make_create(seam) if mocked else None)
-    return comm.install(seam)
+@cache
+def installed() -> Seam:
+    """The seam of this process, in place from the first call on. A forkserver calls
+    this before it forks, so that its ranks do not each pay for it."""
+    seam = Seam()
+    for module in _SEAMS:
+        module.install(seam)
+    return seam

@@ -18,8 +18,7 @@ def install(seam: Seam) -> None:
         member = getattr(pynvml, name)
         if not name.startswith("nvml") or isinstance(member, type) or not callable(member):
             continue
-        known = name in SITES and seam.machine.knows(name)
-        setattr(pynvml, name, _function(seam, name) if known else seam.refuse(name))
+        setattr(pynvml, name, _function(seam, name) if name in SITES else seam.refuse(name))
 
 
 #: Functions that give their code back instead of raising it (pynvml.py).
@@ -30,6 +29,8 @@ def _function(seam: Seam, site: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         import pynvml
 
+        if not seam.machine.knows(site):
+            raise seam.unknown(site)
         try:
             return seam.injector.call(site, lambda: seam.machine.call(site, *args, **kwargs), NVML_CONVENTION)
         except UnknownCall as error:

@@ -92,9 +92,14 @@ def _install_torch(seam: Seam) -> None:
     """The parts of ``torch.cuda`` that set-up code asks; the rest is an unknown call."""
     import torch
 
-    node_gpus = seam.scenario.topology.gpus.count
-    major, minor = (int(part) for part in seam.scenario.topology.gpus.compute_capability.split("."))
-    current = {"device": seam.rank % node_gpus}
+    current: dict[str, int] = {}
+
+    def node_gpus() -> int:
+        return seam.scenario.topology.gpus.count
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        major, minor = seam.scenario.topology.gpus.compute_capability.split(".")
+        return int(major), int(minor)
 
     def synchronize(device: Any = None) -> None:
         code, _ = call(seam, "cudaDeviceSynchronize")
@@ -112,9 +117,9 @@ def _install_torch(seam: Seam) -> None:
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: node_gpus,
-        "current_device": lambda: current["device"],
-        "get_device_capability": lambda device=None: (major, minor),
+        "device_count": node_gpus,
+        "current_device": lambda: current.get("device", seam.rank % node_gpus()),
+        "get_device_capability": capability,
         "get_device_name": lambda device=None: seam.scenario.topology.gpus.model,
         "set_device": set_device,
         "synchronize": synchronize,

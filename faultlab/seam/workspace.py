@@ -12,23 +12,21 @@ import sys
 from types import FrameType
 from typing import Any
 
+from faultlab.seam import standin
 from faultlab.seam.base import Seam
 from faultlab.seam.conventions import RAISING, STEP
 
 _ID = "_faultlab_id"
 
 
-def install(seam: Seam, *, create: Any = None) -> None:
-    """Replace FlashInfer's creation function by the reported one.
-
-    ``create``: what makes the workspace; FlashInfer's own function unless given.
-    """
+def install(seam: Seam) -> None:
+    """Replace FlashInfer's creation function by the reported one."""
     import flashinfer.comm
     from flashinfer.comm import allreduce, mnnvl
     from flashinfer.comm.allreduce import TRTLLMAllReduceFusionWorkspace
     from flashinfer.comm.trtllm_mnnvl_ar import MNNVLAllReduceFusionWorkspace
 
-    reported = _create(seam, create or allreduce.create_allreduce_fusion_workspace)
+    reported = _create(seam, allreduce.create_allreduce_fusion_workspace)
     allreduce.create_allreduce_fusion_workspace = reported
     flashinfer.comm.create_allreduce_fusion_workspace = reported
     for window, kind in (
@@ -42,12 +40,14 @@ def install(seam: Seam, *, create: Any = None) -> None:
 
 def _create(seam: Seam, original: Any) -> Any:
     numbers = itertools.count()
+    mocked = standin.make_create(seam)
 
     def create_allreduce_fusion_workspace(*args: Any, **kwargs: Any) -> Any:
         backend = str(args[0] if args else kwargs.get("backend", "auto"))
         seam.creations[backend] += 1
+        make = mocked if seam.scenario.workspace.creation == "mocked" else original
         workspace = seam.injector.call(
-            "workspace.create", lambda: original(*args, **kwargs), STEP, argument=backend
+            "workspace.create", lambda: make(*args, **kwargs), STEP, argument=backend
         )
         if workspace is not None:
             _returned(seam, workspace, next(numbers))

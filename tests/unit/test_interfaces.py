@@ -108,10 +108,20 @@ def test_the_reference_is_the_exact_sum_and_a_wrong_slot_shows(dtype: str) -> No
     workspace = WorkspaceSpec(hidden_dim=16, dtype=dtype)
     inputs = [make_input(rank, 1, 4, workspace) for rank in range(4)]
     total = sum(each.double() for each in inputs)
-    reference = make_reference(4, 1, 4, workspace)
-    assert total.equal(reference)
-    error, tolerance = compare(total.to(inputs[0].dtype), reference, 4)
+    reference = make_reference(4, 1)
+    period = len(reference)
+    assert total.view(-1)[:period].equal(reference)
+    assert total.view(-1)[period:].equal(total.view(-1)[:-period])
+    right = total.to(inputs[0].dtype)
+    error, tolerance = compare(right, reference, right.shape, 4)
     assert error <= tolerance
+    for value in (right.view(-1)[-1] + 2 * tolerance + 1, float("nan")):
+        wrong = right.clone()
+        wrong.view(-1)[-1] = value
+        error, tolerance = compare(wrong, reference, right.shape, 4)
+        assert error > tolerance
     wrong = (total - inputs[1].double() + inputs[2].double()).to(inputs[0].dtype)
-    error, tolerance = compare(wrong, reference, 4)
+    error, tolerance = compare(wrong, reference, right.shape, 4)
+    assert error > tolerance
+    error, tolerance = compare(right[:-1], reference, right.shape, 4)
     assert error > tolerance
