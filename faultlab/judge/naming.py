@@ -41,7 +41,7 @@ _EXCHANGE: Final = ("descriptor", "exchange", "socket", "handle")
 
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z0-9]+(?![a-z])")
 _RANKS = re.compile(
-    r"(?:ranks?|worker|process|\btp)[^a-z0-9]{0,3}(\d{1,9}(?:(?:\s*[-,;&]\s*|\s+and\s+)\d{1,9})*)"
+    r"(?:ranks?|worker|process|(?:\b|_)tp)[^a-z0-9]{0,3}(\d{1,9}(?:(?:\s*[-,;&]\s*|\s+and\s+)\d{1,9})*)"
 )
 
 

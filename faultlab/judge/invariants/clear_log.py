@@ -242,7 +242,7 @@ def _nameable(rank: RankFacts, strike: Strike) -> bool:
     if strike.site.startswith(_QUESTIONS):
         return False
     creation = _creation_around(rank, strike)
-    return creation is None or bool(creation.raised)
+    return creation is None or not creation.ok
 
 
 def _creation_around(rank: RankFacts, strike: Strike) -> Call | None:
