@@ -242,7 +242,10 @@ def called(name: str, *arguments: Any) -> Any:
     """The value of the driver call ``name``. Raises RuntimeError naming it and its error."""
     from cuda.bindings import driver
 
-    result = getattr(driver, name)(*arguments)
+    try:
+        result = getattr(driver, name)(*arguments)
+    except Exception as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
     if int(result[0]):
         raise RuntimeError(f"{name} answered {result[0].name} ({int(result[0])})")
     return result[1] if len(result) > 1 else None

@@ -15,7 +15,8 @@ the subject's word. Broken is, in this order:
   made fail the call, its error and the rank. Words are free (``naming``). A rank need not
   name itself in its own log. Of what failed inside FlashInfer's creation the subject
   sees that creation and its error alone, so that is enough; nothing need be named that
-  creation swallowed.
+  creation swallowed. An exception has words of its own: its class or they are enough. An
+  error of the runtime is enough without its call, which torch and ctypes hide.
 
 Not asked to be named: wrong values, delays and lost messages (they have no code),
 questions (an error there is often answered "no" by a library), releases, struck
@@ -258,8 +259,12 @@ def _missing(facts: Facts, rank: RankFacts, strike: Strike, message: _Message) -
     """What a message does not name of this failure."""
     inside = _creation_around(rank, strike) is not None
     missing = []
-    by_name = SITES[strike.site].domain != "runtime" or inside
-    if by_name and not naming.names_call(message.text, strike.site, inside_creation=inside):
+    by_name = inside or SITES[strike.site].domain != "runtime"
+    if (
+        strike.effect == "error"
+        and by_name
+        and not naming.names_call(message.text, strike.site, inside_creation=inside)
+    ):
         missing.append("the call")
     if not _names_reason(facts, strike, message.text, inside=inside):
         missing.append("its error")
