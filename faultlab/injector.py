@@ -373,8 +373,10 @@ _RUNTIME_TEXTS = (
     ("CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
     ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
     ("CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
+    # Before the shorter text that it begins with.
+    ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"),
+    ("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "due to a previous error during capture"),
     ("CUDA_ERROR_NOT_PERMITTED", "operation not permitted"),
     ("CUDA_ERROR_INVALID_VALUE", "invalid argument"),
     ("CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"),
-    ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"),
 )

@@ -96,7 +96,7 @@ def comparisons(facts: Facts) -> Iterator[Comparison]:
     """Step by step, what was decided. A rank that the scenario ended is asked about the steps it had
     left by then, one that was cut off about the steps before that, unless all of them were."""
     decided = {rank.rank: decisions(rank) for rank in facts.ranks}
-    cut_off = {rank.rank: _cut_off(rank, len(facts.scenario.workload)) for rank in facts.ranks}
+    cut_off = {rank.rank: _cut_off(rank, facts.scenario.steps) for rank in facts.ranks}
     titles = {step.index: step.title for rank in facts.ranks for step in rank.steps}
     for index in sorted(titles):
         here = {rank: made[index] for rank, made in decided.items() if index in made}

@@ -18,6 +18,7 @@ from typing import Any
 from faultlab.judge.finding import Moment
 from faultlab.judge.records import (
     Call,
+    Capture,
     Counterfactual,
     Crash,
     Ended,
@@ -48,6 +49,9 @@ class RankFacts:
     strikes: list[Strike] = field(default_factory=list)
     stickies: list[Sticky] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
+    #: When a use that was captured was launched, by its number.
+    captured: dict[int, Moment] = field(default_factory=dict)
     returned: list[Returned] = field(default_factory=list)
     ledgers: list[Ledger] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
@@ -55,6 +59,7 @@ class RankFacts:
     states: list[StateAround] = field(default_factory=list)
     logs: bool = False
     ladder: tuple[str, ...] = ()
+    own_sequence: bool = False
     sequence: dict[str, list[str]] | None = None
     unknown_calls: list[str] = field(default_factory=list)
     exit: Exit | None = None
@@ -90,6 +95,10 @@ class RankFacts:
         """The step that this rank never left, unless it crashed or the scenario ended it."""
         unfinished = bool(self.steps) and self.steps[-1].ended is None
         return self.steps[-1] if unfinished and self.ended is None and self.crash is None else None
+
+    def launch_of(self, use: Use) -> Moment:
+        """When all calls of this use had been made: a captured one is compared later than that."""
+        return self.captured.get(use.number, use.moment)
 
     def step_at(self, index: int) -> Step | None:
         """What this rank did in one step of the workload."""

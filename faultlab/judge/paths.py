@@ -34,14 +34,14 @@ def paths_of(rank: RankFacts) -> dict[int, list[str | None]]:
     found: dict[int, list[str | None]] = {}
     previous = -1
     for use in rank.uses:
-        step = use.moment.step
+        launched = rank.launch_of(use)
         inside = [
             call
             for call in carriers
-            if call.ok and call.began.step == step and previous < call.began.n < use.moment.n
+            if call.ok and call.began.step == launched.step and previous < call.began.n < launched.n
         ]
-        found.setdefault(step, []).append(_carrier(inside))
-        previous = use.moment.n
+        found.setdefault(launched.step, []).append(_carrier(inside))
+        previous = launched.n
     return found
 
 

@@ -26,6 +26,7 @@ from faultlab.judge.facts import Facts, RankFacts
 from faultlab.judge.finding import Moment
 from faultlab.judge.records import (
     Call,
+    Capture,
     Census,
     Ended,
     Exit,
@@ -53,7 +54,7 @@ def read_facts(folder: Path) -> Facts:
     try:
         plan = json.loads((folder / "run.json").read_text())
         scenario = Scenario.model_validate(plan["scenario"])
-        steps = len(scenario.workload)
+        steps = scenario.steps
         ranks = [
             _rank(rank, list(events.read(folder / f"rank{rank}.jsonl")), steps)
             for rank in range(scenario.ranks)
@@ -201,6 +202,18 @@ def _use(rank: RankFacts, event: Event, moment: Moment) -> None:
     )
 
 
+def _captured(rank: RankFacts, event: Event, moment: Moment) -> None:
+    rank.captured[int(event["number"])] = moment
+
+
+def _capture_begin(rank: RankFacts, event: Event, moment: Moment) -> None:
+    rank.captures.append(Capture(moment))
+
+
+def _capture_end(rank: RankFacts, event: Event, moment: Moment) -> None:
+    rank.captures[-1] = replace(rank.captures[-1], ended=moment, error=str(event.get("error") or ""))
+
+
 def _workspace(rank: RankFacts, event: Event, moment: Moment) -> None:
     pointer = event.get("mc_ptr")
     rank.returned.append(
@@ -244,6 +257,7 @@ def _sequence(rank: RankFacts, event: Event, moment: Moment) -> None:
 def _start(rank: RankFacts, event: Event, moment: Moment) -> None:
     rank.logs = bool(event.get("logs"))
     rank.ladder = tuple(str(rung) for rung in event.get("ladder", ()))
+    rank.own_sequence = bool(event.get("own_sequence"))
 
 
 def _log(rank: RankFacts, event: Event, moment: Moment) -> None:
@@ -266,6 +280,9 @@ _RECORDERS: Final = {
     "fault": _fault,
     "sticky": _sticky,
     "use": _use,
+    "captured": _captured,
+    "capture-begin": _capture_begin,
+    "capture-end": _capture_end,
     "workspace": _workspace,
     "ledger": _ledger,
     "probe": _probe,

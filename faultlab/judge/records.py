@@ -130,6 +130,19 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Capture:
+    """A stream captured. ``ended`` is None while it does; ``error``: what it ended with, or empty."""
+
+    began: Moment
+    ended: Moment | None = None
+    error: str = ""
+
+    def holds(self, moment: Moment) -> bool:
+        """Whether something of the same rank happened while it captured."""
+        return self.began.n < moment.n and (self.ended is None or moment.n < self.ended.n)
+
+
+@dataclass(frozen=True)
 class Returned:
     """A workspace object that creation returned."""
 

@@ -19,6 +19,7 @@ from faultlab.judge.finding import Finding, not_checked
 from faultlab.judge.invariants import (
     best_fallback,
     bounded_init,
+    capture_safe,
     clear_log,
     comms_alive,
     correct_result,
@@ -51,6 +52,7 @@ CHECKS: Final[dict[str, Check]] = {
     "user_choice": user_choice.check,
     "clear_log": clear_log.check,
     "best_fallback": best_fallback.check,
+    "capture_safe": capture_safe.check,
 }
 
 NOT_BUILT: Final = not_checked("not built yet")

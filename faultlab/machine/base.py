@@ -17,6 +17,8 @@ and raises ``faultlab.errors.UnknownCall`` for a site it does not know.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -84,8 +86,31 @@ class Machine(Protocol):
         """Leave the context with a sticky error, as a failed kernel does."""
         ...
 
+    def begin_capture(self, mode: str = "global") -> None:
+        """The calling thread's stream begins to capture, in the ``mode`` ``global``,
+        ``thread-local`` or ``relaxed``. One capture at a time."""
+        ...
+
+    def end_capture(self) -> str:
+        """That capture ends, in the thread that began it: the name of the error it ends
+        with, or empty, and then there is a graph to replay."""
+        ...
+
+    def replay(self) -> None:
+        """Run the graph of the latest capture, once, and drop it. An error of its
+        kernels is sticky. Raises what a collective in it raises."""
+        ...
+
     def capturing(self) -> bool:
-        """Whether a stream captures now."""
+        """Whether the calling thread's stream captures now."""
+        ...
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """What the calling thread does with tensors inside is no work of its stream."""
+        ...
+
+    def in_stream(self, work: Callable[[], None]) -> None:
+        """Do ``work`` when the stream comes to it: now, or at the replay while it captures."""
         ...
 
     def close(self) -> None:

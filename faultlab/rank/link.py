@@ -13,7 +13,6 @@ machine time, hanging for good, and meeting the other ranks.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import select
 import threading
@@ -106,7 +105,7 @@ class Link:
             data, received = wire.receive(connection)
             if not data:
                 raise WireError("the supervisor is gone")
-            kind, value = cast("list[Any]", json.loads(data))
+            kind, value = cast("list[Any]", events.load(data))
             if kind == "wake":
                 # The deadline of a wait that had already ended.
                 continue
@@ -139,7 +138,7 @@ class Link:
             data, _ = wire.receive(connection)
             if not data:
                 raise WireError("the supervisor is gone")
-            kind, value = json.loads(data)
+            kind, value = events.load(data)
             if kind == "wake" and value == identity:
                 return False
 

@@ -165,6 +165,7 @@ class Rank:
             declared=[each.__name__ for each in subject.declared_errors],
             logs=bool(subject.logs),
             ladder=list(subject.ladder),
+            own_sequence=bool(subject.own_sequence),
         )
 
     def _warm_up(self, group: Any) -> None:

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from faultlab import limits
+from faultlab.codes import CUDA
 from faultlab.errors import UnknownCall, WireError
 from faultlab.injector import describe
 from faultlab.rank import census, state
 from faultlab.scenario.models import CaptureStep, Step, UseStep
+from faultlab.seam import kernels, runtime
 
 if TYPE_CHECKING:
     from faultlab.rank.program import Rank
 
-_PHASES = {"create": "create", "use": "use", "collective": "use", "destroy": "destroy", "exit": "destroy"}
+_PHASES = {
+    "create": "create",
+    "use": "use",
+    "collective": "use",
+    "capture": "use",
+    "destroy": "destroy",
+    "exit": "destroy",
+}
+
+
+@dataclass
+class Launch:
+    """A captured use: what it was given, which the replay reads, and what it returned, which the
+    replay fills."""
+
+    number: int
+    tokens: int
+    given: torch.Tensor
+    output: Any = None
 
 
 class Workload:
@@ -29,48 +52,51 @@ class Workload:
         self._rounds: Counter[str] = Counter()
         self._usable = True
         self._uses = 0
+        self._prepared: deque[Launch] = deque()
+        self._launched: list[Launch] = []
 
     def run(self) -> None:
         """All steps, in order; a poisoned context ends the workload."""
-        for index, step in enumerate(self._rank.scenario.workload):
-            self._run(index, step)
+        index = 0
+        for step in self._rank.scenario.workload:
+            if isinstance(step, CaptureStep):
+                self._capture(index, step)
+                index += len(step.capture)
+            else:
+                name = "use" if isinstance(step, UseStep) else str(step)
+                self._run(index, name, partial(self._make, name, step))
+            index += 1
             if self._rank.machine.context_error():
                 return
         self._rank.link.step = -1
 
-    def _run(self, index: int, step: Step) -> None:
-        if isinstance(step, CaptureStep):
-            raise UnknownCall("the step 'capture' is not built yet")
-        name = "use" if isinstance(step, UseStep) else str(step)
+    def _run(self, index: int, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run one step; its result."""
         link = self._rank.link
         link.step = index
         before = state.take()
         link.emit("step-begin", name=name, round=self._rounds[name])
-        result = self._guarded(name, step)
+        result = self._guarded(name, make)
         after = state.take()
-        # Frames of a caught exception hold half-built objects until here.
-        gc.collect()
+        captured = self._rank.machine.capturing()
+        if not captured:
+            # Frames of a caught exception hold half-built objects until here.
+            gc.collect()
         link.emit("step-end", name=name, round=self._rounds[name], result=result)
         link.emit("state", before=before, after=after)
         self._rounds[name] += 1
-        if name == "create" and result["returned"] in ("none", "raised"):
+        if name == "create" and result["returned"] in ("none", "raised") and not captured:
             take_ledger(self._rank, "step")
         if name == "create":
             self._usable = result["returned"] != "raised"
+        return result
 
-    def _guarded(self, name: str, step: Step) -> dict[str, Any]:
-        """Run one step; whatever it raises is its result."""
+    def _guarded(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Make one step; whatever it raises is its result."""
         result: dict[str, Any] = {"returned": "done", "error": None, "backend": None, "workspace": None}
-        if name == "use" and not self._usable:
-            return {**result, "returned": "skipped"}
         try:
             with self._rank.context.in_phase(_PHASES[name]):
-                if name == "create":
-                    return {**result, **_created(self._subject.create())}
-                if name == "use":
-                    self._use(step)
-                else:
-                    getattr(self._subject, name)()
+                result.update(make())
         except (WireError, UnknownCall):
             raise
         except Exception as error:
@@ -78,24 +104,104 @@ class Workload:
             result.update(returned="raised", error={**describe(error), "declared": declared})
         return result
 
-    def _use(self, step: Step) -> None:
-        times = step.use.times if isinstance(step, UseStep) else 1
-        tokens = step.use.tokens if isinstance(step, UseStep) else None
-        for _ in range(times):
-            self._use_once(tokens or self._rank.scenario.workspace.max_token_num)
+    def _make(self, name: str, step: Step) -> dict[str, Any]:
+        """One step of the subject; what there is to say of it besides that it was done."""
+        if name == "create":
+            return _created(self._subject.create())
+        if name == "use" and not self._usable:
+            return {"returned": "skipped"}
+        if name == "use":
+            for tokens in self._sizes(step):
+                self._use_once(tokens)
+        else:
+            getattr(self._subject, name)()
+        return {}
+
+    # -------------------------------------------------------------- capture
+
+    def _capture(self, index: int, step: CaptureStep) -> None:
+        """The steps inside a capture, each as a step of its own, and then the step ``capture``.
+
+        As in torch's ``with torch.cuda.graph(…)``, a step that raises leaves the capture: what comes
+        after it is not run, and nothing is replayed."""
+        machine, link = self._rank.machine, self._rank.link
+        self._prepared = deque(self._launch(tokens) for each in step.capture for tokens in self._sizes(each))
+        self._launched = []
+        link.step = index
+        # torch collects before a capture; a finalizer inside it would be there by chance.
+        gc.collect()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            link.emit("capture-begin")
+            machine.begin_capture()
+            whole = all(self._run_inside(index + at, each) for at, each in enumerate(step.capture))
+            error = machine.end_capture()
+            link.emit("capture-end", error=error or None)
+        finally:
+            if collects:
+                gc.enable()
+        if not machine.context_error():
+            self._run(index + len(step.capture), "capture", lambda: self._replay(error, whole=whole))
+
+    def _run_inside(self, index: int, step: Step) -> bool:
+        """Run a step while the stream captures; whether the capture goes on."""
+        name = "use" if isinstance(step, UseStep) else str(step)
+        result = self._run(index, name, partial(self._make, name, step))
+        return result["returned"] != "raised" and not self._rank.machine.context_error()
+
+    def _launch(self, tokens: int) -> Launch:
+        """What a captured use is given: made before the capture, as a graph's inputs are."""
+        workspace = self._rank.scenario.workspace
+        self._uses += 1
+        return Launch(self._uses, tokens, make_input(self._rank.rank, self._uses, tokens, workspace))
+
+    def _replay(self, error: str, *, whole: bool) -> dict[str, Any]:
+        """Replay what was captured, and compare what each use returned. Raises torch's error if the
+        capture ended with one."""
+        if error:
+            runtime.raise_if_failed(CUDA[error])
+        if not whole:
+            return {"returned": "skipped"}
+        rank = self._rank
+        kernels.replay(rank.seam)
+        torch.cuda.synchronize()
+        for each in self._launched:
+            self._compare(each)
+        return {}
+
+    # ------------------------------------------------------------------ use
+
+    def _sizes(self, step: Step) -> list[int]:
+        """The tokens of each all-reduce of a step; none if it is no use."""
+        whole = self._rank.scenario.workspace.max_token_num
+        if isinstance(step, UseStep):
+            return [step.use.tokens or whole] * step.use.times
+        return [whole] if step == "use" else []
 
     def _use_once(self, tokens: int) -> None:
         rank = self._rank
+        if rank.machine.capturing():
+            launch = self._prepared.popleft()
+            launch.output = self._subject.use(launch.given)
+            self._launched.append(launch)
+            rank.link.emit("captured", number=launch.number)
+            return
         self._uses += 1
         given = make_input(rank.rank, self._uses, tokens, rank.scenario.workspace)
         output = self._subject.use(given)
         torch.cuda.synchronize()
-        reference = make_reference(rank.scenario.ranks, self._uses)
-        error, tolerance = compare(output, reference, given.shape, rank.scenario.ranks)
+        self._compare(Launch(self._uses, tokens, given, output))
+
+    def _compare(self, launch: Launch) -> None:
+        """Compare the result of a use with the reference."""
+        rank = self._rank
+        reference = make_reference(rank.scenario.ranks, launch.number)
+        error, tolerance = compare(launch.output, reference, launch.given.shape, rank.scenario.ranks)
         rank.link.emit(
             "use",
-            number=self._uses,
-            tokens=tokens,
+            number=launch.number,
+            tokens=launch.tokens,
             max_abs_error=error,
             tolerance=tolerance,
             correct=bool(error <= tolerance),

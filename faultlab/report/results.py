@@ -2,8 +2,9 @@
 
 Promise: every result, skipped ones too, has exactly the keys of ``KEYS``, in this
 order, and is plain JSON. ``reason`` answers on its first line why the verdict is
-what it is; the lines after it name the title and what differs from the expected
-breaks. ``text`` renders these objects and knows nothing else.
+what it is; the lines after it name the title, say ``own sequence`` where the subject
+set its workspaces up itself and not by FlashInfer's creation, and name what differs
+from the expected breaks. ``text`` renders these objects and knows nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from faultlab.judge.outcome import RankOutcome
 from faultlab.scenario.models import Scenario
 from faultlab.scenario.selectors import ranks_of
 
+#: The line of a reason that says what was not judged: FlashInfer's creation.
+OWN_SEQUENCE: Final = "own sequence: the subject sets the memory up itself; FlashInfer's creation did not run"
 #: One object of results.jsonl.
 Result = dict[str, Any]
 
@@ -115,6 +118,8 @@ def _result(scenario: Scenario, lane: str, overrides: Mapping[str, Any], **field
 def _reason(judgement: Judgement) -> str:
     verdict, expect = judgement.verdict, judgement.facts.scenario.expect
     lines = [verdict.answer, f"title: {judgement.facts.scenario.title}"]
+    if any(rank.own_sequence for rank in judgement.facts.ranks):
+        lines.append(OWN_SEQUENCE)
     lines += [f"unexpected: {name}" for name in verdict.unexpected]
     lines += [f"missing: {name} ({expect.breaks[name].url})" for name in verdict.missing]
     return "\n".join(lines)

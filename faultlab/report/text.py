@@ -26,6 +26,7 @@ WIDTH: Final = 80
 _INDENT: Final = "      "
 _WORDS: Final = {"pass": "PASS", "fail": "FAIL", "unknown": "UNKNOWN", "skipped": "SKIP"}
 _STYLES: Final = {"pass": "green", "fail": "bold red", "unknown": "bold yellow", "skipped": "cyan"}
+_OWN_SEQUENCE: Final = "own sequence"
 _VERDICTS: Final = ("pass", "fail", "unknown", "skipped")
 _SAID: Final = {"pass": "passed", "fail": "failed", "unknown": "unknown", "skipped": "skipped"}
 
@@ -68,13 +69,14 @@ def result_lines(result: Result) -> Iterator[Line]:
 
 
 def headline(result: Result) -> str:
-    """``PASS  id  fallback/trtllm  0.31 s``."""
+    """``PASS  id  fallback/trtllm  0.31 s``; ``own sequence`` follows the path where that is what ran."""
     word = _WORDS[result["verdict"]]
     if result["verdict"] == "skipped":
         return f"{word}  {result['id']}  {_answer(result)}"
     outcome = f"{result['outcome'] or '-'}/{result['path'] or '-'}"
     seconds = "" if result["seconds"] is None else f"  {result['seconds']:.2f} s"
-    return f"{word}  {result['id']}  {outcome}{seconds}"
+    own = f"  {_OWN_SEQUENCE}" if _notes(result)[_OWN_SEQUENCE] else ""
+    return f"{word}  {result['id']}  {outcome}{own}{seconds}"
 
 
 # ------------------------------------------------------------------- the block
@@ -87,6 +89,8 @@ def _block(result: Result, *, answered: bool) -> Iterator[Line]:
     notes = _notes(result)
     for title in notes["title"]:
         yield from _wrapped(title)
+    for text in notes[_OWN_SEQUENCE]:
+        yield from _wrapped(f"{_OWN_SEQUENCE}: {text}")
     yield from _broken(result, notes["unexpected"])
     for missing in notes["missing"]:
         yield from _wrapped(f"not broken, though expected: {missing}", style="red")
@@ -141,8 +145,8 @@ def _answer(result: Result) -> str:
 
 
 def _notes(result: Result) -> dict[str, list[str]]:
-    """The other lines of the reason, by their first word."""
-    notes: dict[str, list[str]] = {"title": [], "unexpected": [], "missing": []}
+    """The other lines of the reason, by what stands before the colon."""
+    notes: dict[str, list[str]] = {"title": [], _OWN_SEQUENCE: [], "unexpected": [], "missing": []}
     for line in str(result["reason"]).splitlines()[1:]:
         word, _, text = line.partition(": ")
         notes[word].append(text)

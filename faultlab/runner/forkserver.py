@@ -11,7 +11,6 @@ process group: a forked child would inherit half of it.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import selectors
 import signal
@@ -39,6 +38,7 @@ def preload() -> None:
     import faultlab.rank.program
     import faultlab.subjects.canaries
     import faultlab.subjects.flashinfer
+    import faultlab.subjects.hardened
     import faultlab.subjects.reference
     from faultlab.seam.install import installed
 
@@ -107,7 +107,7 @@ class Forkserver:
         if not data:
             self._forget(run)
             return
-        request = json.loads(data)
+        request = events.load(data)
         if "start" in request:
             self._start(run, request["start"], request["ranks"])
 

@@ -9,7 +9,6 @@ a time-out, and ends a run that is over its budget. It judges nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -70,6 +69,7 @@ class Supervisor:
         self._board_version = board.version
         self._last_message = time.monotonic()
         self._quiet_since: float | None = None
+        self._samples = 0
         self._recorded_bytes = 0
         self._seen = Movement.RUNNING
         self._ending = False
@@ -164,9 +164,9 @@ class Supervisor:
             self._hang_up(peer)
             return
         if data[:1] == b"{":
-            self._note(peer, json.loads(data))
+            self._note(peer, events.load(data))
             return
-        method, arguments = json.loads(data)
+        method, arguments = events.load(data)
         try:
             self._request(peer, method, arguments)
         finally:
@@ -332,7 +332,7 @@ class Supervisor:
             for state in self._ranks:
                 state.alive = False
             raise LabError("the forkserver died; its ranks died with it")
-        message = json.loads(data)
+        message = events.load(data)
         self._last_message = time.monotonic()
         self._quiet_since = None
         if "pids" in message:
@@ -395,15 +395,24 @@ class Supervisor:
             return
         now = time.monotonic()
         if self._quiet_since is None:
-            self._quiet_since = now if self._all_asleep() else None
-            self._recorded_bytes = self._bytes_recorded()
+            self._quiet_since, self._samples = now, 0
             return
-        quiet_s = now - self._quiet_since
-        if quiet_s < limits.STANDSTILL_SAMPLE_S:
+        if now - self._quiet_since < limits.STANDSTILL_SAMPLE_S:
             return
         if seen is Movement.MOVABLE and now - self._last_message < limits.STANDSTILL_UNCERTAIN_S:
             return
-        if self._all_asleep() and self._recorded_bytes == self._bytes_recorded():
+        self._take_sample(now)
+
+    def _take_sample(self, now: float) -> None:
+        """Look whether all are asleep; the second time in a row it is a standstill."""
+        if not self._all_asleep():
+            self._quiet_since = None
+            return
+        recorded = self._bytes_recorded()
+        if self._samples == 0:
+            self._quiet_since, self._samples, self._recorded_bytes = now, 1, recorded
+            return
+        if recorded == self._recorded_bytes:
             self._move_or_end()
         self._quiet_since = None
 

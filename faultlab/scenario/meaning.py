@@ -321,11 +321,19 @@ def _check_workspace(node: Node | None, problems: Problems) -> None:
         )
 
 
+#: The steps that may not stand inside a capture, and why.
+_NOT_CAPTURED: Final = {
+    "collective": "it is a barrier, which waits on the host; a capture holds create and use",
+    "destroy": "a graph needs its workspace until it is dropped; a capture holds create and use",
+    "exit": "the interpreter ends after the capture; a capture holds create and use",
+}
+
+
 def _check_steps(node: Node | None, problems: Problems, *, captured: bool) -> None:
     steps = _entries(node)
     for index, step in enumerate(steps):
-        if step.word == "exit" and captured:
-            problems.add(step, "exit cannot be captured")
+        if captured and step.word in _NOT_CAPTURED:
+            problems.add(step, f"{step.word} cannot be captured", hint=_NOT_CAPTURED[step.word])
         elif step.word == "exit" and index + 1 < len(steps):
             problems.add(steps[index + 1], "no step runs after exit")
         inner = step.get("capture")

@@ -7,6 +7,7 @@ file, with line and column for every mistake, is ``load``'s job.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -262,6 +263,14 @@ class Budget(Closed):
 DEFAULT_WORKLOAD: tuple[Step, ...] = ("create", "use", "create", "use", "destroy", "destroy", "exit")
 
 
+def steps_in_order(workload: Sequence[Step]) -> Iterator[Step]:
+    """Every step of a workload as events number them: what a capture holds, then the capture itself."""
+    for step in workload:
+        if isinstance(step, CaptureStep):
+            yield from steps_in_order(step.capture)
+        yield step
+
+
 class Scenario(Closed):
     """One scenario, complete: what to run, on what, and what must be seen.
 
@@ -287,6 +296,11 @@ class Scenario(Closed):
     budget: Budget = Budget()
     lanes: tuple[Lane, ...] = ("sim", "gpu")
     matrix: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the workload has, each one inside a capture counted too."""
+        return sum(1 for _ in steps_in_order(self.workload))
 
 
 CaptureStep.model_rebuild()

@@ -27,6 +27,8 @@ class Groups:
     def __init__(self) -> None:
         self._entered: dict[str, list[str]] = {}
         self._lock = threading.Lock()
+        #: The groups that the subject made for the host alone.
+        self.on_host: set[str] = set()
 
     def enter(self, group: str, name: str) -> int:
         """The number, from 1, of the collective that is entered now."""

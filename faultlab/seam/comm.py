@@ -3,7 +3,14 @@
 Each collective is announced before it is entered, with its group, its number
 in that group and the ranks it needs, so that the supervisor can tell a rank
 that waits from one that runs. A collective made of others (the object
-collectives) counts once. What a module bound to a name of its own before the
+collectives) counts once.
+
+While a stream captures, a collective of tensors is recorded and made at the replay,
+as NCCL's are; gloo stands for NCCL here. Those that need their answer on the host
+(objects, barriers) wait for the device, which a capturing stream refuses; only a
+group that was made with ``backend="gloo"`` makes them without the device, at once.
+
+What a module bound to a name of its own before the
 rank started (``from torch.distributed import barrier``) is not at this seam.
 """
 
@@ -11,8 +18,10 @@ from __future__ import annotations
 
 import inspect
 import threading
+from functools import partial
 from typing import Any
 
+from faultlab.seam import runtime
 from faultlab.seam.base import Seam
 from faultlab.seam.conventions import RAISING
 
@@ -43,6 +52,32 @@ _FUNCTIONS: dict[str, tuple[str, str]] = {
 }
 
 
+#: What waits on the host for its answer: NCCL waits for the stream in each of these
+#: (ProcessGroupNCCL.cpp, barrier; distributed_c10d.py, _object_to_tensor and _tensor_to_object).
+_ON_HOST = frozenset(
+    {
+        "all_gather_object",
+        "broadcast_object_list",
+        "gather_object",
+        "scatter_object_list",
+        "barrier",
+        "monitored_barrier",
+    }
+)
+
+
+class Recorded:
+    """The handle of a collective that a capture recorded: the stream waits for it, nobody else."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """It is in order on the stream."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is not: it has not even begun."""
+        return False
+
+
 def install(seam: Seam) -> None:
     """Replace the collectives in both modules that hold them."""
     import torch.distributed as dist
@@ -66,28 +101,52 @@ def _collective(seam: Seam, nesting: threading.local, name: str, original: Any, 
         if getattr(nesting, "inside", False):
             return original(*args, **kwargs)
         bound = signature.bind_partial(*args, **kwargs).arguments
-        if bound.get("async_op"):
+        label = _group_name(None if name == "new_group" else bound.get("group"))
+        recorded = seam.machine.capturing() and name != "new_group" and label not in seam.groups.on_host
+        made_now = partial(original, *args, **kwargs)
+        if bound.get("async_op") and not recorded:
             # It returns at once; whoever waits on the handle is not seen here.
-            return original(*args, **kwargs)
+            return made_now()
+        if bound.get("async_op"):
+            made_now = partial(original, **{**bound, "async_op": False})
 
         def real() -> Any:
             nesting.inside = True
             try:
-                return original(*args, **kwargs)
+                with seam.machine.on_host():
+                    return made_now()
             finally:
                 nesting.inside = False
 
-        group = bound.get("group")
-        return seam.injector.call(
-            site,
-            real,
-            RAISING,
-            argument=_group_name(None if name == "new_group" else group),
-            wait=lambda: _wait(seam, name, needs, bound),
-        )
+        def wait() -> dict[str, Any]:
+            return _wait(seam, name, needs, bound)
+
+        if recorded:
+            captured = _captured(seam, name, site, real, wait)
+            seam.injector.call(site, captured, RAISING, argument=label)
+            return Recorded() if bound.get("async_op") else None
+        made = seam.injector.call(site, real, RAISING, argument=label, wait=wait)
+        if name == "new_group" and str(bound.get("backend")) == "gloo":
+            seam.groups.on_host.add(_group_name(made))
+        return made
 
     collective.__name__ = name
     return collective
+
+
+def _captured(seam: Seam, name: str, site: str, real: Any, wait: Any) -> Any:
+    """A collective while a stream captures: refused if it waits on the host, else recorded."""
+
+    def replayed() -> None:
+        with seam.injector.waiting(site, wait()):
+            real()
+
+    def recorded() -> None:
+        if name in _ON_HOST:
+            runtime.synchronize(seam)
+        seam.machine.in_stream(replayed)
+
+    return recorded
 
 
 def _group_name(group: Any) -> str:

@@ -1,14 +1,16 @@
-"""The seam at FlashInfer's exchange of file descriptors (``flashinfer.comm.fd_exchange``).
+"""The seam at the exchange of file descriptors (``flashinfer.comm.fd_exchange``, and that
+of the subject ``hardened``).
 
-The exchange itself is FlashInfer's, over real sockets with real descriptors.
-The lab replaces three names in its module, ``socket``, ``threading`` and
+The exchange itself is theirs, over real sockets with real descriptors.
+The lab replaces names in the module, ``socket``, ``threading`` and
 ``time``, so that it hears who connects, sends and receives, and so that the
-30 s time-outs count machine time: a wait that everybody is in costs nothing,
+time-outs count machine time: a wait that everybody is in costs nothing,
 and still the side whose time-out is earlier gives up first.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import socket as real_socket
@@ -21,16 +23,20 @@ from typing import Any
 from faultlab.seam.base import Seam
 from faultlab.seam.conventions import RAISING
 
+#: Named, not imported: a seam knows no subject, and the module has to be at this seam whoever loads it.
+_HARDENED = "faultlab.subjects.hardened.descriptors"
 _PEER_IN_PATH = re.compile(r"cuda_fd_\w+?_(\d+)_(\d+)_")
 
 
 def install(seam: Seam) -> None:
-    """Put the lab's names into FlashInfer's module."""
+    """Put the lab's names into the modules."""
     from flashinfer.comm import fd_exchange
 
     fd_exchange.socket = _module(real_socket, socket=_socket_class(seam, fd_exchange))
     fd_exchange.threading = _module(real_threading, Thread=_thread_class(seam))
     fd_exchange.time = _module(real_time, monotonic=lambda: seam.link.now())
+    hardened: Any = importlib.import_module(_HARDENED)
+    hardened.socket = _module(real_socket, socket=_socket_class(seam, hardened))
 
 
 def _module(original: ModuleType, **names: Any) -> ModuleType:

@@ -7,6 +7,8 @@ error of a kernel is never returned: it poisons the context and shows later.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,12 +51,24 @@ def _spec(seam: Seam, name: str, build: Any) -> SimpleNamespace:
 
 
 def _launch(seam: Seam, site: str, argument: str, output: Any, real: Any) -> None:
-    before = seam.machine.context_error()
-
     def replace(value: Any) -> None:
-        output.add_(value)
+        seam.machine.in_stream(lambda: output.add_(value))
 
-    seam.injector.call(site, real, KernelConvention(seam), argument=argument, replace=replace)
+    with _telling_of_errors(seam, site):
+        seam.injector.call(site, real, KernelConvention(seam), argument=argument, replace=replace)
+
+
+def replay(seam: Seam) -> None:
+    """Replay what the latest capture recorded; an error of its kernels is reported."""
+    with _telling_of_errors(seam, "kernel.allreduce"):
+        seam.machine.replay()
+
+
+@contextmanager
+def _telling_of_errors(seam: Seam, site: str) -> Iterator[None]:
+    """Report the sticky error that a kernel leaves behind here, if it is news."""
+    before = seam.machine.context_error()
+    yield
     after = seam.machine.context_error()
     if after and not before:
         seam.link.emit("sticky", error=after, site=site, injected=False, reason=_reason(seam))

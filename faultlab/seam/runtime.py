@@ -29,6 +29,21 @@ def call(seam: Seam, name: str, *args: Any) -> tuple[int, Any]:
     return int(result[0]), result[1] if len(result) > 1 else None
 
 
+def synchronize(seam: Seam) -> None:
+    """Wait for the device, as ``torch.cuda.synchronize`` does. Raises torch's error."""
+    code, _ = call(seam, "cudaDeviceSynchronize")
+    raise_if_failed(code)
+
+
+def raise_if_failed(code: int) -> None:
+    """Raise what torch raises for a runtime error: its own AcceleratorError, in its words
+    (c10/cuda/CUDAException.cpp). 0 is no error."""
+    import torch
+
+    if code:
+        raise torch.AcceleratorError(f"CUDA error: {runtime_text(code)}", code)
+
+
 def _install_bindings(seam: Seam) -> None:
     from cuda.bindings import runtime
 
@@ -101,17 +116,13 @@ def _install_torch(seam: Seam) -> None:
         major, minor = seam.scenario.topology.gpus.compute_capability.split(".")
         return int(major), int(minor)
 
-    def synchronize(device: Any = None) -> None:
-        code, _ = call(seam, "cudaDeviceSynchronize")
-        if code:
-            # The words of torch's own AcceleratorError (c10/cuda/CUDAException.cpp).
-            raise torch.AcceleratorError(f"CUDA error: {runtime_text(code)}", code)
+    def capturing() -> bool:
+        return seam.machine.capturing()
 
     def set_device(device: Any) -> None:
         index = torch.device("cuda", device).index if isinstance(device, int) else torch.device(device).index
         code, _ = call(seam, "cudaSetDevice", index)
-        if code:
-            raise torch.AcceleratorError(f"CUDA error: {runtime_text(code)}", code)
+        raise_if_failed(code)
         current["device"] = index
 
     answers: dict[str, Any] = {
@@ -122,11 +133,13 @@ def _install_torch(seam: Seam) -> None:
         "get_device_capability": capability,
         "get_device_name": lambda device=None: seam.scenario.topology.gpus.model,
         "set_device": set_device,
-        "synchronize": synchronize,
-        "is_current_stream_capturing": lambda: seam.machine.capturing(),
+        "synchronize": lambda device=None: synchronize(seam),
+        "is_current_stream_capturing": capturing,
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    # Where torch.cuda has it from: asked by that name as well.
+    torch.cuda.graphs.is_current_stream_capturing = capturing
     torch.cuda._lazy_init = seam.refuse("torch.cuda._lazy_init")
 
 

@@ -9,6 +9,7 @@ that is asked.
         declared_errors = (RuntimeError,)   # what create and use may raise on purpose
         logs = True                         # its loggers reach the root, and its messages are judged
         ladder = ("mnnvl", "trtllm")        # the rungs it may choose by itself, best first; or ()
+        own_sequence = False                # True: results say that FlashInfer's creation is not what ran
 
         def __init__(self, environment): ...
         def create(self): ...               # set up; return the workspace, or None for "none"
@@ -58,6 +59,7 @@ class Subject(Protocol):
     declared_errors: tuple[type[BaseException], ...]
     logs: bool
     ladder: tuple[str, ...]
+    own_sequence: bool
 
     def create(self) -> Any: ...
 

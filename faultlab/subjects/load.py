@@ -15,11 +15,12 @@ _METHODS = ("create", "use", "collective", "destroy", "exit")
 #: The subjects that ship with the lab, by where they are.
 BUILT_IN = {
     "flashinfer": "faultlab.subjects.flashinfer:FlashInfer",
+    "hardened": "faultlab.subjects.hardened:Hardened",
     "reference": "faultlab.subjects.reference:Reference",
 }
 
 #: Named in the design, not there yet; a scenario that asks for one is skipped.
-NOT_BUILT = ("hardened", "vllm", "sglang", "torch-symm-mem", "trtllm-contract")
+NOT_BUILT = ("vllm", "sglang", "torch-symm-mem", "trtllm-contract")
 
 
 CANARY = "canary:"
@@ -65,7 +66,8 @@ def load_subject(named: Named, environment: Environment) -> Subject:
     absent = [name for name in _METHODS if not callable(getattr(subject, name, None))]
     if absent:
         raise SubjectError(f"{named.name} lacks the methods {', '.join(absent)}")
-    for name, default in (("declared_errors", ()), ("logs", False), ("ladder", ())):
+    defaults = {"declared_errors": (), "logs": False, "ladder": (), "own_sequence": False}
+    for name, default in defaults.items():
         if not hasattr(subject, name):
             setattr(subject, name, default)
     return cast("Subject", subject)

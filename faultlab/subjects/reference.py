@@ -13,6 +13,10 @@ what it can do is find out beforehand, together, whether it will work:
 3.  **Ladder**: mnnvl, trtllm, then the process group's own all-reduce. An order of
     the user is used or refused with ``WorkspaceUnavailable``, the same on every rank.
 4.  **Memory**: a rung that failed is not tried again by this object.
+5.  **Capture**: while a stream captures, nothing is set up. A workspace that exists is
+    used; without one, the plain all-reduce is captured, an order of the user is refused,
+    and neither is remembered: ``create`` after the capture tries. Nobody votes on that:
+    all ranks enter a capture alike, and a vote inside one would itself be set-up.
 
 Each rung that is not used is one message, the same on every rank, which names the
 call that failed, its error and the rank; a WARNING while a rung is left, an ERROR
@@ -57,14 +61,18 @@ class Reference:
         self._ladder = _ladder(environment)
         self._failed: dict[str, str] = {}
         self._workspace: Any = None
+        self._said_captured = False
 
     # ----------------------------------------------------------------- steps
 
     def create(self) -> Any:
         """The best workspace that works on every rank, or None for the plain
-        all-reduce. Raises WorkspaceUnavailable if the user's order cannot be met."""
+        all-reduce. Raises WorkspaceUnavailable if the user's order cannot be met,
+        and while a stream captures, if there is no workspace yet."""
         if self._workspace is not None:
             return self._workspace
+        if self.capturing():
+            return self._none_while_capturing()
         state, device = random.getstate(), torch.cuda.current_device()
         try:
             for backend in self._ladder:
@@ -124,6 +132,22 @@ class Reference:
             return False
         self._workspace = workspace
         return True
+
+    def capturing(self) -> bool:
+        """Whether the current stream captures, and nothing may be set up."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def _none_while_capturing(self) -> None:
+        """No workspace for now; said once, and not remembered as a failure."""
+        ordered = self._environment.backend
+        if ordered != "auto":
+            raise WorkspaceUnavailable(f"{ordered} was ordered and cannot be set up while a stream captures")
+        if not self._said_captured:
+            self._said_captured = True
+            logger.warning(
+                "rank %d: no workspace is set up while a stream captures; the plain all-reduce is captured",
+                self._environment.rank,
+            )
 
     def preflight(self, backend: str) -> None:
         """Whether every rank can take every step of this set-up. Raises StepFailed on all or none."""

@@ -253,6 +253,30 @@ class RankLog:
             self.carry(path)
             self.compared(off)
 
+    @contextmanager
+    def capture(self, error_code: str | None = None) -> Iterator[None]:
+        """A stream captures; then the step ``capture`` replays, or raises the code it ended with."""
+        launched_before = self._uses
+        self.emit("capture-begin")
+        yield
+        self.emit("capture-end", error=error_code)
+        launched, self._uses = self._uses, launched_before
+        with self.step("capture") as result:
+            if error_code is not None:
+                told = error("AcceleratorError", error_code, declared=False)
+                result.update(returned="raised", error=told)
+            while error_code is None and self._uses < launched:
+                self.compared()
+
+    def captured_use(self, path: str | None = "mnnvl", *calls: str) -> None:
+        """A use inside a capture, with these calls before its launch."""
+        with self.step("use"):
+            for site in calls:
+                self.call(site)
+            self.carry(path)
+            self._uses += 1
+            self.emit("captured", number=self._uses)
+
     def carry(self, path: str | None) -> None:
         """An all-reduce, by a kernel or by the group."""
         if path in ("mnnvl", "trtllm"):

@@ -1,4 +1,4 @@
-"""truthful_ready, fail_once, user_choice, teardown_clean and state_neutral, both ways."""
+"""truthful_ready, fail_once, user_choice, teardown_clean, state_neutral and capture_safe, both ways."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.judging import RankLog, Run, broken, clean, error, ordered, reason, state
+from tests.unit.judging import RankLog, Run, broken, clean, error, fault, ordered, reason, state, wait
 
 NO_MULTICAST = error(code="CUDA_ERROR_NOT_SUPPORTED")
 
@@ -111,6 +111,66 @@ def test_the_next_rung_and_a_new_beginning_are_no_retry(tmp_path: Path) -> None:
     assert state(ended(run).judge(), "fail_once") == "held"
 
 
+def refused(rank: RankLog, *, then: str = "none") -> None:
+    """A create whose preflight is refused by the driver."""
+    with rank.step("create") as result:
+        rank.call("cuMemCreate", result="CUDA_ERROR_OUT_OF_MEMORY")
+        result["returned"] = then
+
+
+@pytest.mark.parametrize("then", ["none", "raised"])
+def test_a_refused_set_up_call_that_is_tried_again(tmp_path: Path, then: str) -> None:
+    run = Run(tmp_path)
+    refused(run[1], then=then)
+    run[0].create_none()
+    for rank in run:
+        with rank.step("create") as result:
+            rank.call("cuMemCreate")
+            result["returned"] = "none"
+    judgement = ended(run).judge()
+    assert reason(judgement, "fail_once") == (
+        "rank 1: cuMemCreate had failed in create #1, which gave no workspace, and was tried again in create #2"
+    )
+
+
+def test_a_refused_set_up_call_that_is_remembered_or_of_a_rung_below_is_no_retry(tmp_path: Path) -> None:
+    remembered = Run(tmp_path / "remembered")
+    for rank in remembered:
+        refused(rank)
+        rank.create_none()
+    assert state(ended(remembered).judge(), "fail_once") == "held"
+    rung = Run(tmp_path / "rung")
+    for rank in rung:
+        with rank.step("create") as result:
+            rank.call("cuMemCreate", result="CUDA_ERROR_OUT_OF_MEMORY")
+            name = rank.returned("trtllm")
+            result.update(returned="object", backend="trtllm", workspace=name)
+        rank.create("trtllm")
+    assert state(ended(rung).judge(), "fail_once") == "not-checked"
+
+
+def test_what_worked_since_was_asked_or_released_or_follows_a_destroy_is_no_retry(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for rank in run:
+        with rank.step("create") as result:
+            rank.call("cuMemCreate", result="CUDA_ERROR_NOT_PERMITTED")
+            rank.call("cuMemCreate")
+            rank.call("cuDeviceGetAttribute(MULTICAST_SUPPORTED)", result="CUDA_ERROR_INVALID_DEVICE")
+            rank.call("cuMemRelease", result="CUDA_ERROR_INVALID_VALUE")
+            rank.call("cuMemMap", result="CUDA_ERROR_OUT_OF_MEMORY")
+            result["returned"] = "none"
+        with rank.step("create") as result:
+            rank.call("cuMemCreate")
+            rank.call("cuDeviceGetAttribute(MULTICAST_SUPPORTED)")
+            rank.call("cuMemRelease")
+            result["returned"] = "none"
+        rank.destroy()
+        with rank.step("create") as result:
+            rank.call("cuMemMap")
+            result["returned"] = "none"
+    assert state(ended(run).judge(), "fail_once") == "held"
+
+
 # ---------------------------------------------------------------- user_choice
 
 
@@ -196,3 +256,133 @@ def test_the_state_of_the_caller(tmp_path: Path, after: str, expected: str) -> N
     assert state(judgement, "state_neutral") == expected
     if expected == "broken":
         assert reason(judgement, "state_neutral") == "rank 0: create #1 changed the random state of Python"
+
+
+# --------------------------------------------------------------- capture_safe
+
+CAPTURED = ("create", {"capture": ["use"]}, "use", "destroy", "exit")
+INVALIDATED = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+UNSUPPORTED = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+
+
+def captured(folder: Path, *calls: str, error_code: str | None = None, on: tuple[int, ...] = (0, 1)) -> Run:
+    """A workspace that is used in a capture; the ranks ``on`` make these calls there."""
+    run = Run(folder, workload=CAPTURED)
+    for rank in run:
+        rank.create()
+        with rank.capture(error_code if rank.rank in on else None):
+            rank.captured_use("mnnvl", *(calls if rank.rank in on else ()))
+        rank.use()
+        rank.destroy("w0")
+    return ended(run)
+
+
+def test_a_capture_of_launches_alone_is_safe_and_its_replay_is_the_use(tmp_path: Path) -> None:
+    judgement = captured(tmp_path, "cuDeviceGetAttribute", "cuMemRelease", "kernel.load").judge()
+    assert broken(judgement) == set()
+    assert state(judgement, "capture_safe") == "held"
+    assert state(judgement, "correct_result") == "held"
+    assert (judgement.outcome.outcome, judgement.outcome.path) == ("used", "mnnvl")
+
+
+@pytest.mark.parametrize(
+    "site",
+    [
+        "workspace.create",
+        "cuMemCreate",
+        "cuMulticastBindMem",
+        "cudart.cudaMalloc",
+        "fd.send",
+        "comm.new_group",
+    ],
+)
+def test_set_up_in_a_capture_names_rank_step_and_call(tmp_path: Path, site: str) -> None:
+    judgement = captured(tmp_path, site, on=(1,)).judge()
+    assert broken(judgement) == {"capture_safe"}
+    assert reason(judgement, "capture_safe") == f"rank 1: use #1 called {site} while a stream captured"
+
+
+def test_the_same_calls_outside_of_a_capture_are_nobodys_business(tmp_path: Path) -> None:
+    run = Run(tmp_path, workload=CAPTURED)
+    for rank in run:
+        rank.create()
+        rank.call("cudart.cudaMalloc")
+        with rank.capture():
+            rank.call("cuMemCreate", lab=True)
+            rank.captured_use()
+        rank.call("cudart.cudaMalloc")
+        rank.use()
+        rank.destroy("w0")
+    assert state(ended(run).judge(), "capture_safe") == "held"
+
+
+def test_a_capture_that_was_spoilt_names_the_call_that_was_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, workload=CAPTURED)
+    for rank in run:
+        rank.create()
+        with rank.capture(INVALIDATED), rank.step("use"):
+            outer = rank.enter("comm.allgather", "0")
+            rank.call("cudart.cudaDeviceSynchronize", result=UNSUPPORTED)
+            rank.leave(outer, "comm.allgather", "raised")
+        rank.use()
+        rank.destroy("w0")
+    judgement = ended(run).judge()
+    assert broken(judgement) == {"capture_safe"}
+    assert judgement.outcome.outcome == "undeclared-error"
+    assert reason(judgement, "capture_safe") == (
+        f"rank 0: the capture ended with {INVALIDATED}: use #1 called comm.allgather (0), "
+        f"where cudart.cudaDeviceSynchronize answered {UNSUPPORTED}"
+    )
+
+
+def test_a_capture_that_was_spoilt_by_nobody_knows_what(tmp_path: Path) -> None:
+    judgement = captured(tmp_path, error_code=INVALIDATED).judge()
+    assert reason(judgement, "capture_safe") == f"rank 0: the capture ended with {INVALIDATED}"
+
+
+def test_a_capture_that_ended_with_another_error_was_not_spoilt_by_set_up(tmp_path: Path) -> None:
+    judgement = captured(tmp_path, error_code="CUDA_ERROR_ILLEGAL_ADDRESS").judge()
+    assert state(judgement, "capture_safe") == "held"
+
+
+def test_set_up_in_a_capture_stays_broken_when_the_replay_hangs(tmp_path: Path) -> None:
+    run = Run(tmp_path, workload=CAPTURED)
+    for rank in run:
+        rank.create()
+    with run[0].capture(INVALIDATED):
+        run[0].captured_use("mnnvl", "cudart.cudaMalloc")
+    run[1].emit("capture-begin")
+    run[1].captured_use()
+    run[1].emit("capture-end", error=None)
+    run[1].begin("capture")
+    run.hang(wait(1, "kernel.allreduce", 0, kind="kernel"), wait(0, kind="meet"))
+    judgement = run.judge()
+    assert broken(judgement) == {"capture_safe", "bounded_init"}
+    assert "never left capture #1" in reason(judgement, "bounded_init")
+
+
+def test_a_capture_that_is_not_there_or_was_never_begun_says_so(tmp_path: Path) -> None:
+    assert reason(clean(Run(tmp_path / "a")).judge(), "capture_safe") == "the workload captures nothing"
+    run = Run(tmp_path / "b", workload=CAPTURED, faults=(fault("cuMemMap", kill=True),))
+    for rank in run:
+        rank.begin("create")
+        rank.strike(0, rank.enter("cuMemMap"), "cuMemMap", "kill")
+        rank.ends(None, "SIGKILL", expected=False)
+    assert "began its capture" in reason(run.judge(), "capture_safe")
+
+
+def test_a_value_that_the_scenario_put_into_a_captured_kernel_is_its_own(tmp_path: Path) -> None:
+    run = Run(tmp_path, workload=CAPTURED, faults=(fault("kernel.allreduce", value=1),))
+    for rank in run:
+        rank.create()
+        rank.emit("capture-begin")
+        with rank.step("use"):
+            rank.strike(0, rank.enter("kernel.allreduce", "mnnvl"), "kernel.allreduce", "value", "after")
+            rank.emit("captured", number=1)
+        rank.emit("capture-end", error=None)
+        with rank.step("capture"):
+            rank.compared(off=1.0)
+        rank.destroy("w0")
+    judgement = ended(run).judge()
+    assert state(judgement, "correct_result") == "not-checked"
+    assert judgement.outcome.outcome == "wrong-result"

@@ -506,7 +506,18 @@ INLINE = (
             "",
         ),
         (HEAD + "workload: [create, exit, »use]\n", "no step runs after exit", ""),
-        (HEAD + "workload: [{capture: [»exit]}]\n", "exit cannot be captured", ""),
+        (HEAD + "workload: [{capture: [»exit]}]\n", "exit cannot be captured", "holds create and use"),
+        (
+            HEAD + "workload: [{capture: [use, »destroy]}]\n",
+            "destroy cannot be captured",
+            "until it is dropped",
+        ),
+        (
+            HEAD + "workload: [{capture: [»collective]}]\n",
+            "collective cannot be captured",
+            "waits on the host",
+        ),
+        (HEAD + "workload: [{capture: [create, use]}, destroy, exit, »{capture: [use]}]\n", "after exit", ""),
         (HEAD + "workload: [{capture: [»{capture: [use]}]}]\n", "a capture inside a capture", ""),
         (HEAD + "expect: {breaks: {»no_leek: {url: https://a.b}}}\n", "no invariant is called", "'no_leak'?"),
         (

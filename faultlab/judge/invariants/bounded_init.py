@@ -1,6 +1,6 @@
 """``bounded_init``: every rank leaves set-up within the scenario's budget, whatever its peers do.
 
-Promise: each create, use and destroy of each rank takes at most
+Promise: each create, use, capture and destroy of each rank takes at most
 ``budget.init_s`` of machine time, and no rank stays in a step for good. A delay
 that the scenario put on a rank is not held against that rank itself, but it is
 against its peers: whoever waits for a late one needs a limit of its own. To
@@ -16,7 +16,7 @@ from faultlab.judge.facts import Facts, RankFacts
 from faultlab.judge.finding import HELD, Finding, broken, not_checked
 from faultlab.judge.records import Step
 
-_STEPS: Final = ("create", "use", "destroy")
+_STEPS: Final = ("create", "use", "capture", "destroy")
 
 
 def check(facts: Facts) -> Finding:

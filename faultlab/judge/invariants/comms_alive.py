@@ -41,7 +41,7 @@ def _label(rank: RankFacts, name: str) -> str:
 def _out_of_step(facts: Facts, struck: set[str]) -> Finding | None:
     """The first group whose ranks made different collectives."""
     sequences = {rank.rank: rank.sequence or {} for rank in facts.ranks}
-    after = at_step(len(facts.scenario.workload))
+    after = at_step(facts.scenario.steps)
     for name in sorted(set().union(*sequences.values()) - struck):
         told = {rank: made[name] for rank, made in sequences.items() if name in made}
         first = min(told)
@@ -61,7 +61,7 @@ def _difference(group: str, first: int, mine: list[str], other: int, theirs: lis
 
 def _silent(facts: Facts, struck: set[str]) -> Finding | None:
     """A probe that failed, or that the run ended in."""
-    after = at_step(len(facts.scenario.workload))
+    after = at_step(facts.scenario.steps)
     for rank in facts.ranks:
         for probe in rank.probes:
             if probe.name == "collective" and probe.ok is False and _label(rank, probe.group) not in struck:

@@ -33,12 +33,13 @@ def check(facts: Facts) -> Finding:
 
 def _falsified(rank: RankFacts, use: Use) -> bool:
     """Whether the scenario changed the output of a kernel of this very use."""
-    earlier = [each.moment.n for each in rank.uses if each.moment.n < use.moment.n]
+    launched = rank.launch_of(use)
+    earlier = [rank.launch_of(each).n for each in rank.uses if rank.launch_of(each).n < launched.n]
     began = max(earlier, default=-1)
     return any(
         strike.effect == "value"
         and strike.site == "kernel.allreduce"
-        and strike.moment.step == use.moment.step
-        and began < strike.moment.n < use.moment.n
+        and strike.moment.step == launched.step
+        and began < strike.moment.n < launched.n
         for strike in rank.strikes
     )

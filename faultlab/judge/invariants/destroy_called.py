@@ -61,8 +61,11 @@ def _fallback(rank: RankFacts, returned: Returned) -> Call | None:
 
 
 def _crashed_in(rank: RankFacts, call: Call) -> bool:
-    """Whether the rank's crash came of this call: it was handed the object itself."""
-    return rank.crash is not None and rank.crash.moment.n > call.began.n and not call.ok
+    """Whether the rank's crash came of this call: it was handed the object itself. A launch that a
+    capture recorded is well until the replay."""
+    if rank.crash is None or rank.crash.moment.n < call.began.n:
+        return False
+    return not call.ok or any(capture.holds(call.began) for capture in rank.captures)
 
 
 def _times_destroyed(rank: RankFacts, returned: Returned, end: int) -> int:

@@ -73,7 +73,12 @@ CALLS["kernel.allreduce"] = allreduce
 
 
 def _launch(machine: SimulatedMachine, run: Callable[[], None]) -> None:
-    """A launch never reports an error; a poisoned context runs nothing."""
+    """A launch never reports an error; a capturing stream only records it."""
+    machine.in_stream(lambda: _execute(machine, run))
+
+
+def _execute(machine: SimulatedMachine, run: Callable[[], None]) -> None:
+    """The kernel runs; a poisoned context runs nothing."""
     if machine.sticky:
         return
     try:

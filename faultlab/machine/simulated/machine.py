@@ -15,6 +15,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from faultlab.machine.simulated import (
     virtual_memory,
 )
 from faultlab.machine.simulated.addresses import READ, READ_WRITE, AddressSpace
+from faultlab.machine.simulated.graph import Recording
 from faultlab.topology.models import Topology
 
 #: The driver's calls register themselves when their modules are imported.
@@ -78,10 +80,12 @@ class Binding:
 
 @dataclass
 class Capture:
-    """A stream captures: in which mode, by which thread, and whether it was spoilt."""
+    """A stream captures: in which mode, by which thread, what it recorded so far, and
+    whether it was spoilt."""
 
     mode: str
     thread: int
+    recording: Recording
     invalid: bool = False
 
 
@@ -112,6 +116,7 @@ class SimulatedMachine:
         #: Why the context was poisoned, where a kernel did it: for people.
         self.sticky_reason = ""
         self._capture: Capture | None = None
+        self._graph: Recording | None = None
         self._bindings: dict[str, Binding] = {}
         self._numbers = itertools.count(1)
         # Large, and never equal on two ranks: a handle is no small number by chance.
@@ -133,7 +138,8 @@ class SimulatedMachine:
         refused = self.topology.does.refuses.get(site)
         if refused is not None:
             return answers.refuse(site, refused)
-        return do(self, *args, **kwargs)
+        with self.on_host():
+            return do(self, *args, **kwargs)
 
     def refers_to(self, site: str, args: tuple[Any, ...]) -> list[str]:
         if not args:
@@ -180,7 +186,19 @@ class SimulatedMachine:
         self.sticky = self.sticky or error
 
     def capturing(self) -> bool:
-        return self._capture is not None
+        capture = self._capture
+        return capture is not None and capture.thread == threading.get_ident()
+
+    def on_host(self) -> AbstractContextManager[None]:
+        capture = self._capture
+        return capture.recording.paused() if capture is not None and self.capturing() else nullcontext()
+
+    def in_stream(self, work: Callable[[], None]) -> None:
+        capture = self._capture
+        if capture is not None and self.capturing():
+            capture.recording.add(work)
+        else:
+            work()
 
     def close(self) -> None:
         for number in list(self._memories):
@@ -333,15 +351,26 @@ class SimulatedMachine:
     # --------------------------------------------------------------- capture
 
     def begin_capture(self, mode: str = "global") -> None:
-        """A stream begins to capture: ``global``, ``thread-local`` or ``relaxed``."""
         assert mode in ("global", "thread-local", "relaxed"), mode
-        self._capture = Capture(mode, threading.get_ident())
+        assert self._capture is None, "a stream captures once at a time"
+        self._graph = None
+        self._capture = Capture(mode, threading.get_ident(), Recording())
+        self._capture.recording.__enter__()
 
     def end_capture(self) -> str:
-        """The capture ends; the error it ends with, or empty."""
         capture, self._capture = self._capture, None
-        spoilt = capture is not None and capture.invalid
-        return "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" if spoilt else ""
+        assert capture is not None, "no stream captures"
+        capture.recording.__exit__(None, None, None)
+        if self.sticky or capture.invalid:
+            return self.sticky or "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+        self._graph = capture.recording
+        return ""
+
+    def replay(self) -> None:
+        graph, self._graph = self._graph, None
+        assert graph is not None, "no capture ended well"
+        # After a failed kernel the stream runs nothing more.
+        graph.replay(lambda: not self.sticky)
 
     def unsafe_in_capture(self, *, waits: bool) -> str:
         """The error of a call that a capturing stream refuses, or empty; it spoils the

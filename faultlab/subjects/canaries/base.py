@@ -1,23 +1,20 @@
-"""What every canary declares, and the plain scenario it runs on."""
+"""What every canary declares."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import ClassVar
 
 from faultlab.subjects.reference import Reference
 
-#: Keys of the scenario file that provoke a canary, over a plain one with mocked creation.
-Provocation = dict[str, Any]
-
-NULL_POINTER: Final[Provocation] = {"faults": [{"at": "workspace.mc_ptr", "effect": {"value": 0}}]}
-CREATION_FAILS: Final[Provocation] = {
-    "faults": [{"at": "workspace.create", "effect": {"error": "CUDA_ERROR_NOT_SUPPORTED"}}]
-}
-SHORT: Final[Provocation] = {"workload": ["create", "destroy", "exit"]}
-
 
 class Canary(Reference):
-    """What every canary declares."""
+    """``reference`` with one mistake.
 
+    ``seed``: the id of the scenario in ``scenarios/seed`` that shows it, without
+    the lane. ``breaks``: exactly what it breaks there. ``also_breaks``: what else the
+    same mistake breaks on other seeds; each canary that has any says why.
+    """
+
+    seed: ClassVar[str]
     breaks: ClassVar[frozenset[str]]
-    scenario: ClassVar[Provocation] = {}
+    also_breaks: ClassVar[frozenset[str]] = frozenset()

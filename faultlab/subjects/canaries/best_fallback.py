@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from faultlab.subjects.canaries.base import NULL_POINTER, Canary
+from faultlab.subjects.canaries.base import Canary
 
 
 class GivesUpAtOnce(Canary):
@@ -13,7 +13,6 @@ class GivesUpAtOnce(Canary):
 
     seed = "null-mc-ptr[ranks=2,creation=mocked,faults.0.ranks=all]"
     breaks = frozenset({"best_fallback"})
-    scenario = NULL_POINTER
 
     def create(self) -> Any:
         if self._environment.backend == "auto":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from faultlab.subjects.canaries.base import CREATION_FAILS, NULL_POINTER, Canary
+from faultlab.subjects.canaries.base import Canary
 from faultlab.subjects.reference import logger
 
 _own = logging.getLogger("faultlab.canary")
@@ -31,7 +31,6 @@ class HidesTheError(Canary):
 
     seed = "null-mc-ptr[ranks=2,creation=mocked,faults.0.ranks=all]"
     breaks = frozenset({"clear_log"})
-    scenario = NULL_POINTER
 
     def _try(self, backend: str) -> bool:
         with _hushed():
@@ -46,7 +45,6 @@ class SaysOnlyThatItFailed(Canary):
 
     seed = "creation-exception[topology=pcie-4,ranks=2,case=mocked-all]"
     breaks = frozenset({"clear_log"})
-    scenario = CREATION_FAILS
 
     def _try(self, backend: str) -> bool:
         with _hushed():
@@ -61,7 +59,6 @@ class SaysItPerCall(Canary):
 
     seed = "creation-exception[topology=pcie-4,ranks=2,case=mocked-all]"
     breaks = frozenset({"clear_log"})
-    scenario = CREATION_FAILS
 
     def use(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._workspace is None:
@@ -74,7 +71,6 @@ class CallsAnAttemptAnError(Canary):
 
     seed = "null-mc-ptr[ranks=2,creation=mocked,faults.0.ranks=all]"
     breaks = frozenset({"clear_log"})
-    scenario = NULL_POINTER
 
     def _try(self, backend: str) -> bool:
         with _hushed():
