@@ -21,7 +21,7 @@ from faultlab.judge.decisions import survivors
 from faultlab.judge.facts import Facts, RankFacts
 from faultlab.judge.outcome import created_rung, outcome_of
 from faultlab.judge.paths import LADDER, final_path
-from faultlab.judge.records import Counterfactual
+from faultlab.judge.records import Counterfactual, Step
 from faultlab.scenario.models import Scenario, Subject, WorkspaceSpec
 
 FILE: Final = "counterfactuals.json"
@@ -63,14 +63,23 @@ def needed(facts: Facts) -> tuple[str, ...]:
 
 def settled(facts: Facts) -> str | None:
     """The rung on which the group settled: the higher one of what create gave and
-    what carried the last all-reduce, because a use may be too large for a workspace."""
+    what carried the last all-reduce, because a use may be too large for a workspace.
+    A create while a stream captures settles nothing: it may set nothing up."""
     found = {_settled(rank) for rank in survivors(facts)}
     return found.pop() if len(found) == 1 else None
 
 
 def _settled(rank: RankFacts) -> str | None:
+    if not any(_sets_up(rank, step) for step in rank.steps):
+        return None
     rungs = [rung for rung in (created_rung(rank), final_path(rank)) if rung in LADDER]
     return min(rungs, key=LADDER.index, default=None)
+
+
+def _sets_up(rank: RankFacts, step: Step) -> bool:
+    """Whether this is a create that ended and could have set something up."""
+    captured = any(each.holds(step.began) for each in rank.captures)
+    return step.name == "create" and step.ended is not None and not captured
 
 
 def _ladder(facts: Facts) -> tuple[str, ...]:

@@ -198,6 +198,18 @@ def test_nothing_is_asked_where_nothing_was_passed_by(tmp_path: Path) -> None:
     assert asked(used) == asked(no_ladder) == asked(large) == ()
 
 
+def test_a_create_while_a_stream_captures_settles_nothing(tmp_path: Path) -> None:
+    run = consumer(tmp_path)
+    for rank in run:
+        rank.emit("capture-begin")
+        rank.create_none()
+        rank.use("none")
+        rank.emit("capture-end", error=None)
+        rank.finish()
+    assert asked(run) == ()
+    assert reason(run.judge(), "best_fallback") == "on which rung the group settled was not seen"
+
+
 def test_nothing_is_asked_of_an_order_an_error_a_split_or_a_lost_rank(tmp_path: Path) -> None:
     choice = settles(consumer(tmp_path / "order", workspace=ordered("mnnvl")), "trtllm")
     assert reason(choice.judge(), "best_fallback") == "the back end is the user's choice"
