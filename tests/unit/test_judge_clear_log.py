@@ -269,6 +269,20 @@ def test_an_alarm_where_nothing_failed(tmp_path: Path, message: str, failed: boo
     assert state(run.judge(), "clear_log") == expected
 
 
+def test_what_fails_after_an_alarm_does_not_explain_it(tmp_path: Path) -> None:
+    run = logging_run(tmp_path, faults=(fault("workspace.destroy", raise_="RuntimeError"),))
+    for rank in run:
+        with rank.step("create") as result:
+            rank.say("mnnvl may be unavailable")
+            result.update(returned="object", backend="mnnvl", workspace=rank.returned())
+        rank.use()
+        with rank.step("destroy"):
+            rank.struck(0, "workspace.destroy", "raise", argument="w0")
+            rank.say("destroying failed and was contained")
+        rank.finish()
+    assert state(run.judge(), "clear_log") == "broken"
+
+
 def repeated(folder: Path, between: Callable[[RankLog], None]) -> Judgement:
     """Told of in create and again in the use after it, with something in between."""
     run = logging_run(folder, workload=("create", "use", "destroy", "exit"))
@@ -299,10 +313,19 @@ def test_the_same_again_after_another_attempt(tmp_path: Path) -> None:
     creation = repeated(
         tmp_path / "creation", lambda rank: rank.leave(rank.enter("workspace.create"), "workspace.create")
     )
+    # A peer's call failed; this rank took and gave back what it needed for the attempt.
+    peer = repeated(tmp_path / "peer", lambda rank: rank.leave(rank.enter("cuMemCreate"), "cuMemCreate"))
     failure = repeated(
         tmp_path / "failure", lambda rank: rank.leave(rank.enter("cuInit"), "cuInit", "CUDA_ERROR_NO_DEVICE")
     )
-    assert state(creation, "clear_log") == state(failure, "clear_log") == "held"
+    assert {state(each, "clear_log") for each in (creation, peer, failure)} == {"held"}
+
+
+def test_a_question_asked_again_is_no_attempt(tmp_path: Path) -> None:
+    judgement = repeated(
+        tmp_path, lambda rank: rank.leave(rank.enter("cuDeviceGetAttribute"), "cuDeviceGetAttribute")
+    )
+    assert state(judgement, "clear_log") == "broken"
 
 
 def test_the_lab_s_own_calls_are_no_attempt(tmp_path: Path) -> None:

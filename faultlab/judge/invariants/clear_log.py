@@ -6,7 +6,8 @@ its teardown, and the text of a declared error; what FlashInfer or torch said is
 the subject's word. Broken is, in this order:
 
 - **repeated**: the same words again in a later step or use of the same rank, and
-  nothing was tried in between: no creation, no failed call, no destroy step;
+  nothing was tried in between: no creation, no driver call that takes or gives back, no
+  failed call, no destroy step;
 - **too loud**: an ERROR in a create that returned a workspace all the same (an
   attempt that failed is a WARNING, vllm#55127), or a WARNING that mnnvl failed from a
   rank that got mnnvl while no call of it failed;
@@ -167,14 +168,19 @@ def _tried(rank: RankFacts, first: Moment, second: Moment) -> bool:
     """Whether there was anything new to tell of between the two."""
     return (
         any(
-            first.n < call.began.n < second.n
-            and not call.lab
-            and (call.site == "workspace.create" or not call.ok)
+            first.n < call.began.n < second.n and not call.lab and (_sets_up(call) or not call.ok)
             for call in rank.calls
         )
         or any(first.n < strike.moment.n < second.n for strike in rank.strikes)
         or any(step.name == "destroy" and first.n < step.began.n < second.n for step in rank.steps)
     )
+
+
+def _sets_up(call: Call) -> bool:
+    """Whether a call is part of trying a set-up: a peer may be the one whose call failed."""
+    if SITES[call.site].domain in ("driver", "descriptor"):
+        return not call.site.startswith(_QUESTIONS)
+    return call.site in ("workspace.create", "cudart.cudaMalloc")
 
 
 def _too_loud(facts: Facts, rank: RankFacts) -> Finding | None:
@@ -190,7 +196,7 @@ def _too_loud(facts: Facts, rank: RankFacts) -> Finding | None:
             return broken(
                 f"rank {rank.rank}: create returned a {backend} workspace, and said {told}", each.moment
             )
-        if backend == "mnnvl" and _cries_wolf(each.message) and not _failed(facts, rank):
+        if backend == "mnnvl" and _cries_wolf(each.message) and not _failed(facts, rank, each.moment.step):
             return broken(
                 f"rank {rank.rank}: mnnvl works and nothing failed, and it said {told}", each.moment
             )
@@ -202,9 +208,10 @@ def _cries_wolf(message: str) -> bool:
     return "mnnvl" in lowered and "trtllm" not in lowered and _FAILURE.search(message) is not None
 
 
-def _failed(facts: Facts, rank: RankFacts) -> bool:
-    struck = any(each.strikes for each in facts.ranks)
-    return struck or any(not call.ok for call in rank.calls if not call.lab)
+def _failed(facts: Facts, rank: RankFacts, step: int) -> bool:
+    """Whether anything had failed by the end of this step, that a warning may speak of."""
+    struck = any(strike.moment.step <= step for each in facts.ranks for strike in each.strikes)
+    return struck or any(not call.ok and call.began.step <= step for call in rank.calls if not call.lab)
 
 
 # -------------------------------------------------------------------- clearly

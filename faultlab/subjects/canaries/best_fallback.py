@@ -24,7 +24,7 @@ class StartsLow(Canary):
     """Takes trtllm without asking for mnnvl, whatever the machine has (vLLM 0.23.0's
     automatic choice on one node)."""
 
-    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+    seed = "destroy-failure[topology=hgx-h100-8,ranks=2,creation=mocked,effect=raises]"
     breaks = frozenset({"best_fallback"})
 
     def create(self) -> Any:

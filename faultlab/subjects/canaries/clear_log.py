@@ -85,7 +85,7 @@ class CriesWolf(Canary):
     """Warns of a failure, and then all works: the log of every clean start is alarming
     (a softer text was wanted in vllm#37662)."""
 
-    seed = "no-fault[topology=hgx-h100-8,ranks=2,creation=mocked]"
+    seed = "destroy-failure[topology=hgx-h100-8,ranks=2,creation=mocked,effect=raises]"
     breaks = frozenset({"clear_log"})
 
     def create(self) -> Any:
