@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 
-from faultlab.subjects.canaries.base import CREATION_FAILS, Canary, Provocation
+from faultlab.subjects.canaries.base import Canary
 from faultlab.subjects.reference import Reference
 
-#: The first use is captured: nothing was set up before it.
-FIRST_USE_CAPTURED: Final[Provocation] = {
-    "workload": [{"capture": ["create", "use"]}, "create", "use", "destroy", "exit"]
-}
+_CAPTURED_BEFORE: Final = "capture[ranks=2,workload=captured-before,case=no-fault]"
+_CREATED_BEFORE: Final = "capture[ranks=2,workload=created-before,case=no-fault]"
 
 
 class CreatesInCapture(Canary):
     """Sets up whenever it is asked to, with its preflight and its votes (vllm#55973)."""
 
     breaks = frozenset({"capture_safe"})
-    scenario = FIRST_USE_CAPTURED
+    seed = _CAPTURED_BEFORE
 
     def capturing(self) -> bool:
         return False
 
 
 class CreatesWithoutAVote(CreatesInCapture):
-    """Creates in the capture and asks nobody; the capture itself ends well."""
+    """Creates in the capture and asks nobody, which fails, and then once more after it (vllm#55973)."""
+
+    breaks = frozenset({"capture_safe", "fail_once"})
 
     def preflight(self, backend: str) -> None:
         if not Reference.capturing(self):
@@ -42,7 +42,7 @@ class RegistersPerUse(Canary):
     """Allocates what it registers at each use, also in a capture, and contains the failure (vllm#54626)."""
 
     breaks = frozenset({"capture_safe"})
-    scenario: ClassVar[Provocation] = {"workload": ["create", {"capture": ["use"]}, "use", "destroy", "exit"]}
+    seed = _CREATED_BEFORE
 
     def use(self, tensor: torch.Tensor) -> torch.Tensor:
         from flashinfer.comm.cuda_ipc import cudart
@@ -57,10 +57,7 @@ class RetriesInCapture(CreatesWithoutAVote):
     """Tries in the capture what failed before it (vllm#55973)."""
 
     breaks = frozenset({"capture_safe", "fail_once"})
-    scenario: ClassVar[Provocation] = {
-        **CREATION_FAILS,
-        "workload": ["create", {"capture": ["use"]}, "use", "destroy", "exit"],
-    }
+    seed = "capture[ranks=2,workload=created-before,case=refused]"
 
     def use(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._workspace is None and Reference.capturing(self):
@@ -71,10 +68,11 @@ class RetriesInCapture(CreatesWithoutAVote):
 
 
 class WaitsForTheDevice(Canary):
-    """Waits for the device after each launch to see whether it failed."""
+    """Waits for the device after each launch, to see whether it failed (no capture survives
+    it: CUDA programming guide, "Prohibited and Unhandled Operations")."""
 
     breaks = frozenset({"capture_safe"})
-    scenario: ClassVar[Provocation] = {"workload": ["create", {"capture": ["use"]}, "use", "destroy", "exit"]}
+    seed = _CREATED_BEFORE
 
     def use(self, tensor: torch.Tensor) -> torch.Tensor:
         result = super().use(tensor)
