@@ -18,7 +18,9 @@ that is asked.
         def destroy(self): ...              # give everything back; may be called twice
         def exit(self): ...                 # what runs when the interpreter ends
 
-A method that raises ends its step, not the workload.
+A method that raises ends its step, not the workload. Where ``logs`` is true, ``clear_log``
+wants one message at WARNING or above for a fallback that a fault caused: the call that
+failed, its error and the rank. ``ladder`` is what ``best_fallback`` goes by.
 """
 
 from __future__ import annotations
