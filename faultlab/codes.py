@@ -104,6 +104,21 @@ NVML: Final[dict[str, int]] = {
     "NVML_ERROR_UNKNOWN": 999,
 }
 
+#: What an ``NVMLError`` says (nvmlErrorString), where it is not "NVML Error with code N".
+NVML_TEXT: Final[dict[int, str]] = {
+    1: "Uninitialized",
+    2: "Invalid Argument",
+    3: "Not Supported",
+    4: "Insufficient Permissions",
+    6: "Not Found",
+    9: "Driver Not Loaded",
+    12: "NVML Shared Library Not Found",
+    13: "Function Not Found",
+    15: "GPU is lost",
+    18: "RM has detected an NVML/RM version mismatch.",
+    999: "Unknown Error",
+}
+
 
 def name_of(number: int, table: dict[str, int] | None = None) -> str:
     """The name of an error number, or ``code-N`` when the table has none."""

@@ -1,7 +1,9 @@
 """The events of a run: what is recorded, and nothing else is judged.
 
 A run's folder holds ``run.json`` (the scenario as resolved), one
-``rank<N>.jsonl`` per rank, written by the rank itself, and ``supervisor.jsonl``. Every line is one event, a
+``rank<N>.jsonl`` per rank, written by the rank itself, ``supervisor.jsonl``, and
+``counterfactuals.json`` where the runner tried higher rungs alone (described at the
+end). Every line of a ``.jsonl`` is one event, a
 JSON object. Every event has
 
     v       schema version (``VERSION``)
@@ -19,6 +21,7 @@ while a stream captured.
 
 Kinds a rank records
     start        pid, subject, subject_version, flashinfer, machine, declared (names of the subject's declared errors), logs (bool: the subject logs),
+                 ladder [rung…]: the rungs that the subject may choose by itself, best first,
                  own_sequence (bool: it sets workspaces up itself; FlashInfer's creation does not run)
     enter        id, site, argument, call (number within rank and site since the first create; 0 for the lab's own calls), phase, during, lab (bool)
     wait-begin   id, site, wait (see WAIT): the call really waits now, for peers or for time
@@ -35,7 +38,7 @@ Kinds a rank records
     capture-end  error (the name of the code that the capture ended with, or null: it can be replayed)
     state        before, after: {name: digest}: the caller's state around one step
     ledger       label ("baseline", "step", "end"), objects, os, device_bytes, context
-    log          level, logger, message
+    log          level, logger, message, exception (the end of the traceback that it carries, or "")
     probe        name ("context", "collective"), group, label (the group's name in torch), ok (null: could not be asked), error, number
     sequence     groups: {name: [op, …]}: every collective the subject and the lab made, per group, in order (hash and length)
     unknown-call name
@@ -52,6 +55,10 @@ Kinds the supervisor records
 
 WAIT: {"kind": "collective"|"multicast"|"kernel"|"descriptor"|"thread"|"sleep"|"hang", "group", "number", "needs": [rank…],
 "deadline": machine time or null, "text"}. ``needs``: the ranks that must arrive before this one can leave.
+
+``counterfactuals.json``: {"v", "subject", "rungs": {rung: {"outcome", "path", "broken": [invariant…],
+"unknown": why nothing can be said of it, or "", "fired": {fault: [rank…]}}}}: how the same faults ended
+for a rung alone (``judge.counterfactual``).
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ REPEATS_PER_STEP: Final = 1_000
 RANKS: Final = 128
 GPUS: Final = 1_024
 
+#: Answers kept by a session about rungs tried alone; the one unused longest goes first.
+COUNTERFACTUALS_KEPT: Final = 1_000
+
 # Events and messages.
 MESSAGE_BYTES: Final = 160_000
 EVENTS_PER_RANK: Final = 200_000

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from faultlab.judge import judge
+from faultlab.judge import judge_facts
 from faultlab.report.results import result_object
+from faultlab.runner.counterfactuals import completed
 from faultlab.scenario.load import load_file
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -45,7 +46,7 @@ def run_text(
         (scenario,) = load_file(write_scenario(text))
         folder = faultlab_session.run(scenario)
         folders.append(folder)
-        return result_object(judge(folder), folder), folder
+        return result_object(judge_facts(completed(faultlab_session, folder)), folder), folder
 
     yield run
     for folder in folders:

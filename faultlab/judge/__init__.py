@@ -6,6 +6,7 @@ the order in which they are used:
 
     reading    the folder as typed ``facts`` (``records``, ``paths``, ``decisions`` besides)
     outcome    how each rank and the group ended, in one word
+    counterfactual  which rungs the runner has to try alone first, and the file that tells how they ended
     registry   every invariant's finding; one file each under ``invariants/``
     cascade    takes back what only followed from a crash or a hang
     verdict    pass, fail or unknown, with the cause in one line
@@ -25,7 +26,7 @@ from faultlab.judge.reading import read_facts
 from faultlab.judge.registry import judge_all
 from faultlab.judge.verdict import Verdict, verdict_of
 
-__all__ = ["Finding", "Judgement", "judge"]
+__all__ = ["Finding", "Judgement", "judge", "judge_facts", "read_facts"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,11 @@ class Judgement:
 
 def judge(folder: Path) -> Judgement:
     """Judge the run in ``folder``. Raises LabError if there is no run in it that can be read."""
-    facts = read_facts(folder)
+    return judge_facts(read_facts(folder))
+
+
+def judge_facts(facts: Facts) -> Judgement:
+    """Judge what ``read_facts`` read, for a caller that has it already."""
     outcome = outcome_of(facts)
     findings = judge_all(facts)
     return Judgement(facts, outcome, findings, verdict_of(facts, outcome, findings))

@@ -19,6 +19,7 @@ from faultlab.judge.finding import Moment
 from faultlab.judge.records import (
     Call,
     Capture,
+    Counterfactual,
     Crash,
     Ended,
     Exit,
@@ -57,6 +58,7 @@ class RankFacts:
     said: list[Said] = field(default_factory=list)
     states: list[StateAround] = field(default_factory=list)
     logs: bool = False
+    ladder: tuple[str, ...] = ()
     own_sequence: bool = False
     sequence: dict[str, list[str]] | None = None
     unknown_calls: list[str] = field(default_factory=list)
@@ -128,6 +130,7 @@ class Facts:
     waits: list[Wait] = field(default_factory=list)
     over_budget: str = ""
     lab_errors: list[str] = field(default_factory=list)
+    counterfactuals: dict[str, Counterfactual] = field(default_factory=dict)
     machine_s: float | None = None
     seconds: float | None = None
 

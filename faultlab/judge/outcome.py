@@ -85,12 +85,12 @@ def _of(facts: Facts, rank: RankFacts) -> Outcome | None:
         return "wrong-result"
     if errors:
         return "error"
-    carried = final_path(rank) or _created(rank)
+    carried = final_path(rank) or created_rung(rank)
     return "used" if carried in (None, first_rung(facts.scenario)) else "fallback"
 
 
-def _created(rank: RankFacts) -> str | None:
-    """What the last create settled on, for a workload without a use."""
+def created_rung(rank: RankFacts) -> str | None:
+    """The rung that the last create settled on; None if none did, or an object does not say."""
     for step in reversed(rank.steps):
         if step.name == "create" and step.returned in ("object", "none"):
             return "none" if step.returned == "none" else step.backend

@@ -16,7 +16,7 @@ from faultlab.scenario.models import Scenario
 _KERNEL: Final = "kernel.allreduce"
 _PLAIN: Final = "comm.allreduce"
 _KERNELS: Final = ("mnnvl", "trtllm")
-_LADDER: Final = ("mnnvl", "trtllm", "none")
+LADDER: Final = ("mnnvl", "trtllm", "none")
 
 
 def first_rung(scenario: Scenario) -> str:
@@ -24,8 +24,8 @@ def first_rung(scenario: Scenario) -> str:
     if scenario.workspace.backend != "auto":
         return scenario.workspace.backend
     supported = scenario.topology.rungs(scenario.ranks)
-    start = _LADDER.index(scenario.workspace.preferred or _LADDER[0])
-    return next(rung for rung in _LADDER[start:] if rung in supported)
+    start = LADDER.index(scenario.workspace.preferred or LADDER[0])
+    return next(rung for rung in LADDER[start:] if rung in supported)
 
 
 def paths_of(rank: RankFacts) -> dict[int, list[str | None]]:

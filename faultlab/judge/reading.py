@@ -1,7 +1,7 @@
 """From a run's folder to typed facts.
 
-Promise: reads ``run.json``, ``rank<N>.jsonl`` and ``supervisor.jsonl`` and nothing
-else, never the clock and never the environment. A rank's events are taken in
+Promise: reads ``run.json``, ``rank<N>.jsonl``, ``supervisor.jsonl`` and, where the runner
+wrote one, ``counterfactuals.json``, and nothing else; never the clock and never the environment. A rank's events are taken in
 the order of their numbers, up to the one with which the scenario itself took
 the rank out. A kind of event that nothing asks for is passed over; a new one
 gets a function here and a line in ``_RECORDERS``.
@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from faultlab import events
 from faultlab.errors import LabError
 from faultlab.events import Event
+from faultlab.judge import counterfactual
 from faultlab.judge.facts import Facts, RankFacts
 from faultlab.judge.finding import Moment
 from faultlab.judge.records import (
@@ -61,6 +62,7 @@ def read_facts(folder: Path) -> Facts:
         facts = Facts(
             scenario, plan["lane"], dict(plan.get("versions", {})), dict(plan.get("overrides") or {}), ranks
         )
+        facts.counterfactuals = counterfactual.read(folder)
         _hear_supervisor(facts, events.read(folder / "supervisor.jsonl"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ValidationError) as error:
         raise LabError(f"{folder}: not a run that can be judged: {type(error).__name__}: {error}") from error
@@ -124,7 +126,9 @@ def _call(event: Event, began: Moment, end: Event | None) -> Call:
     ended = Moment(began.rank, int(end["n"]), began.step, float(end["t"]), began.thread)
     # What a call that failed had made, if anything, is in the event of its fault.
     made = tuple(_object(each) for each in end.get("made", ())) if end["result"] == "ok" else ()
-    return Call(*told, ended, str(end["result"]), made)
+    error = end.get("error") or {}
+    raised, text = str(error.get("type") or ""), str(error.get("text") or "")
+    return Call(*told, ended, str(end["result"]), made, raised, text)
 
 
 def _object(told: dict[str, Any]) -> LedgerObject:
@@ -252,11 +256,13 @@ def _sequence(rank: RankFacts, event: Event, moment: Moment) -> None:
 
 def _start(rank: RankFacts, event: Event, moment: Moment) -> None:
     rank.logs = bool(event.get("logs"))
+    rank.ladder = tuple(str(rung) for rung in event.get("ladder", ()))
     rank.own_sequence = bool(event.get("own_sequence"))
 
 
 def _log(rank: RankFacts, event: Event, moment: Moment) -> None:
-    rank.said.append(Said(moment, str(event["level"]), str(event["message"])))
+    logger, exception = str(event.get("logger") or ""), str(event.get("exception") or "")
+    rank.said.append(Said(moment, str(event["level"]), str(event["message"]), logger, exception))
 
 
 def _state(rank: RankFacts, event: Event, moment: Moment) -> None:

@@ -19,7 +19,8 @@ from faultlab.machine.base import LedgerObject
 @dataclass(frozen=True)
 class Call:
     """One call at a site. ``ended`` is None while it has not come back; ``made``
-    are the ledger objects that it made itself, not those of calls inside it."""
+    are the ledger objects that it made itself, not those of calls inside it; ``raised``
+    and ``text`` are the class and the words of the exception with which it ended, if any."""
 
     identity: int
     site: str
@@ -29,6 +30,8 @@ class Call:
     ended: Moment | None = None
     result: str = ""
     made: tuple[LedgerObject, ...] = ()
+    raised: str = ""
+    text: str = ""
 
     @property
     def ok(self) -> bool:
@@ -157,11 +160,14 @@ class Returned:
 
 @dataclass(frozen=True)
 class Said:
-    """One message that the subject, or what it called, logged."""
+    """One message that the subject, or what it called, logged. ``exception``: the
+    traceback that it carries, if any."""
 
     moment: Moment
     level: str
     message: str
+    logger: str = ""
+    exception: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,6 +261,17 @@ class Ended:
     def title(self) -> str:
         """``killed by the scenario at cuMemMap``."""
         return f"{self.how} by the scenario at {self.site}"
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """How the same faults ended for one rung alone. ``outcome`` is None and ``unknown`` says why
+    where that could not be seen; ``fired``: per fault of the scenario, the ranks it struck."""
+
+    outcome: str | None
+    broken: tuple[str, ...]
+    unknown: str
+    fired: dict[int, frozenset[int]]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from faultlab.judge.cascade import stop_of, without_cascades
 from faultlab.judge.facts import Facts
 from faultlab.judge.finding import Finding, not_checked
 from faultlab.judge.invariants import (
+    best_fallback,
     bounded_init,
     capture_safe,
+    clear_log,
     comms_alive,
     correct_result,
     destroy_called,
@@ -48,6 +50,8 @@ CHECKS: Final[dict[str, Check]] = {
     "state_neutral": state_neutral.check,
     "teardown_clean": teardown_clean.check,
     "user_choice": user_choice.check,
+    "clear_log": clear_log.check,
+    "best_fallback": best_fallback.check,
     "capture_safe": capture_safe.check,
 }
 

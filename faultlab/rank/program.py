@@ -164,6 +164,7 @@ class Rank:
             machine=self.machine.name,
             declared=[each.__name__ for each in subject.declared_errors],
             logs=bool(subject.logs),
+            ladder=list(subject.ladder),
             own_sequence=bool(subject.own_sequence),
         )
 
@@ -258,4 +259,11 @@ class _LogEvents(logging.Handler):
             level=record.levelname,
             logger=record.name,
             message=record.getMessage()[: limits.LOG_MESSAGE_CHARS],
+            # The last lines of a traceback are the ones that say what failed.
+            exception=_traceback(record)[-limits.LOG_MESSAGE_CHARS :],
         )
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    """The traceback that a message carries; empty if it carries none."""
+    return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""

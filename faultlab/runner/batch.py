@@ -14,8 +14,9 @@ from typing import Any
 from _pytest.mark.expression import Expression
 
 from faultlab.errors import UsageError
-from faultlab.judge import judge
+from faultlab.judge import judge_facts
 from faultlab.report.results import result_object, skipped_result
+from faultlab.runner.counterfactuals import completed
 from faultlab.runner.session import Session, keep
 from faultlab.scenario.models import Scenario, Subject
 from faultlab.scenario.words import Wrong, subject_of
@@ -98,7 +99,7 @@ def run_item(session: Session, item: Item, out: Path | None = None) -> Result:
         return skipped_result(item.scenario, item.lane, reason, dict(item.overrides))
     folder = session.run(item.scenario, item.lane, overrides=dict(item.overrides))
     try:
-        result = result_object(judge(folder), folder)
+        result = result_object(judge_facts(completed(session, folder)), folder)
         if out is not None:
             keep(folder, out / result["id"])
     finally:

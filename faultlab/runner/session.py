@@ -33,6 +33,7 @@ from faultlab import events, limits
 from faultlab.errors import LabError
 from faultlab.machine.board import Board
 from faultlab.runner import cleanup
+from faultlab.runner.answers import Answers
 from faultlab.runner.supervisor import Supervisor
 from faultlab.scenario.models import Scenario
 
@@ -66,6 +67,7 @@ class Session:
         self._lock = cleanup.hold_lock(self.folder)
         self._warden = self._start_warden()
         self._forkserver: subprocess.Popen[bytes] | None = None
+        self.counterfactuals = Answers()
         self._starting = threading.Lock()
         self._runs = 0
         self._stopping = False

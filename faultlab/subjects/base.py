@@ -7,7 +7,8 @@ that is asked.
 
     class MyConsumer:
         declared_errors = (RuntimeError,)   # what create and use may raise on purpose
-        logs = True                         # it logs, so its messages are judged
+        logs = True                         # its loggers reach the root, and its messages are judged
+        ladder = ("mnnvl", "trtllm")        # the rungs it may choose by itself, best first; or ()
         own_sequence = False                # True: results say that FlashInfer's creation is not what ran
 
         def __init__(self, environment): ...
@@ -17,7 +18,9 @@ that is asked.
         def destroy(self): ...              # give everything back; may be called twice
         def exit(self): ...                 # what runs when the interpreter ends
 
-A method that raises ends its step, not the workload.
+A method that raises ends its step, not the workload. Where ``logs`` is true, ``clear_log``
+wants one message at WARNING or above for a fallback that a fault caused: the call that
+failed, its error and the rank. ``ladder`` is what ``best_fallback`` goes by.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Subject(Protocol):
 
     declared_errors: tuple[type[BaseException], ...]
     logs: bool
+    ladder: tuple[str, ...]
     own_sequence: bool
 
     def create(self) -> Any: ...

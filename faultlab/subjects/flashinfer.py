@@ -18,6 +18,7 @@ class FlashInfer:
 
     declared_errors: tuple[type[BaseException], ...] = (ValueError, RuntimeError)
     logs = False
+    ladder: tuple[str, ...] = ()
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

@@ -66,7 +66,8 @@ def load_subject(named: Named, environment: Environment) -> Subject:
     absent = [name for name in _METHODS if not callable(getattr(subject, name, None))]
     if absent:
         raise SubjectError(f"{named.name} lacks the methods {', '.join(absent)}")
-    for name, default in (("declared_errors", ()), ("logs", False), ("own_sequence", False)):
+    defaults = {"declared_errors": (), "logs": False, "ladder": (), "own_sequence": False}
+    for name, default in defaults.items():
         if not hasattr(subject, name):
             setattr(subject, name, default)
     return cast("Subject", subject)

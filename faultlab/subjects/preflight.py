@@ -37,9 +37,19 @@ def vote(environment: Environment, name: str, problem: str) -> None:
         return
     problems: list[Any] = [None] * environment.world_size
     dist.all_gather_object(problems, problem, group=environment.group)
-    told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]
+    told = {text: [rank for rank, said in enumerate(problems) if said == text] for text in problems if text}
     if told:
-        raise StepFailed(f"{name} failed ({'; '.join(told)})")
+        reasons = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in told.items())
+        raise StepFailed(f"{name} failed ({reasons})")
+
+
+def _ranks(ranks: list[int]) -> str:
+    """``rank 1``, ``ranks 0, 2``, ``ranks 0-71``: short enough for a line of a log."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) == ranks[-1] - ranks[0] + 1:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"ranks {', '.join(str(rank) for rank in ranks)}"
 
 
 # ----------------------------------------------------------------- preflight
@@ -104,20 +114,18 @@ class Trial:
         from cuda.bindings import driver
 
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-        if not checked(driver.cuDeviceGetAttribute(attribute, self._device)):
+        if not called("cuDeviceGetAttribute", attribute, self._device):
             raise RuntimeError("the device says that it does not support multicast")
 
     def _context(self) -> None:
-        from cuda.bindings import driver
-
-        context = checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuDeviceGet(self._device))))
-        self._undo.append(lambda: checked(driver.cuDevicePrimaryCtxRelease(self._device)))
-        checked(driver.cuCtxSetCurrent(context))
-        self._size = checked(driver.cuMemGetAllocationGranularity(self._properties(), _recommended()))
+        context = called("cuDevicePrimaryCtxRetain", called("cuDeviceGet", self._device))
+        self._undo.append(lambda: called("cuDevicePrimaryCtxRelease", self._device))
+        called("cuCtxSetCurrent", context)
+        self._size = called("cuMemGetAllocationGranularity", self._properties(), _recommended())
         if self._multicast:
             self._size = max(
                 self._size,
-                checked(driver.cuMulticastGetGranularity(self._team_properties(), _team_recommended())),
+                called("cuMulticastGetGranularity", self._team_properties(), _team_recommended()),
             )
 
     def _properties(self) -> Any:
@@ -142,11 +150,9 @@ class Trial:
         return properties
 
     def _allocate(self) -> None:
-        from cuda.bindings import driver
-
-        self._own = checked(driver.cuMemCreate(self._size, self._properties(), 0))
-        self._undo.append(lambda: checked(driver.cuMemRelease(self._own)))
-        self._descriptor = int(checked(driver.cuMemExportToShareableHandle(self._own, _posix(), 0)))
+        self._own = called("cuMemCreate", self._size, self._properties(), 0)
+        self._undo.append(lambda: called("cuMemRelease", self._own))
+        self._descriptor = int(called("cuMemExportToShareableHandle", self._own, _posix(), 0))
         self._undo.append(self._close_descriptors)
         self._descriptors.append(self._descriptor)
 
@@ -162,35 +168,29 @@ class Trial:
         self._descriptors.extend(fd for fd in self._received if fd != self._descriptor)
 
     def _import_all(self) -> None:
-        from cuda.bindings import driver
-
         self._handles: list[Any] = []
         for peer, descriptor in enumerate(self._received):
             if peer == self._environment.rank:
                 self._handles.append(self._own)
                 continue
-            handle = checked(driver.cuMemImportFromShareableHandle(descriptor, _posix()))
+            handle = called("cuMemImportFromShareableHandle", descriptor, _posix())
             self._undo.append(partial(_release, handle))
             self._handles.append(handle)
 
     def _map_all(self) -> None:
-        from cuda.bindings import driver
-
         total = self._size * len(self._handles)
-        base = int(checked(driver.cuMemAddressReserve(total, self._size, 0, 0)))
-        self._undo.append(lambda: checked(driver.cuMemAddressFree(base, total)))
+        base = int(called("cuMemAddressReserve", total, self._size, 0, 0))
+        self._undo.append(lambda: called("cuMemAddressFree", base, total))
         for index, handle in enumerate(self._handles):
             address = base + index * self._size
-            checked(driver.cuMemMap(address, self._size, 0, handle, 0))
+            called("cuMemMap", address, self._size, 0, handle, 0)
             self._undo.append(partial(_unmap, address, self._size))
-        checked(driver.cuMemSetAccess(base, total, [self._access()], 1))
-        checked(driver.cuMemsetD8(base + self._environment.rank * self._size, 0, self._size))
+        called("cuMemSetAccess", base, total, [self._access()], 1)
+        called("cuMemsetD8", base + self._environment.rank * self._size, 0, self._size)
 
     def _small_allocation(self) -> None:
-        from cuda.bindings import driver
-
-        pointer = checked(driver.cuMemAlloc(8 * self._environment.world_size))
-        self._undo.append(lambda: checked(driver.cuMemFree(pointer)))
+        pointer = called("cuMemAlloc", 8 * self._environment.world_size)
+        self._undo.append(lambda: called("cuMemFree", pointer))
 
     def _access(self) -> Any:
         from cuda.bindings import driver
@@ -202,18 +202,15 @@ class Trial:
         return access
 
     def _create_team(self) -> None:
-        from cuda.bindings import driver
-
         self._team_descriptor: int | None = None
         if self._environment.rank != 0:
             return
-        self._team = checked(driver.cuMulticastCreate(self._team_properties()))
-        self._undo.append(lambda: checked(driver.cuMemRelease(self._team)))
-        self._team_descriptor = int(checked(driver.cuMemExportToShareableHandle(self._team, _posix(), 0)))
+        self._team = called("cuMulticastCreate", self._team_properties())
+        self._undo.append(lambda: called("cuMemRelease", self._team))
+        self._team_descriptor = int(called("cuMemExportToShareableHandle", self._team, _posix(), 0))
         self._descriptors.append(self._team_descriptor)
 
     def _pass_team_on(self) -> None:
-        from cuda.bindings import driver
         from flashinfer.comm.fd_exchange import broadcast_fd
         from flashinfer.comm.mnnvl import TorchDistBackend
 
@@ -221,49 +218,45 @@ class Trial:
         if self._environment.rank == 0:
             return
         self._descriptors.append(descriptor)
-        self._team = checked(driver.cuMemImportFromShareableHandle(descriptor, _posix()))
-        self._undo.append(lambda: checked(driver.cuMemRelease(self._team)))
+        self._team = called("cuMemImportFromShareableHandle", descriptor, _posix())
+        self._undo.append(lambda: called("cuMemRelease", self._team))
 
     def _add_device(self) -> None:
-        from cuda.bindings import driver
-
-        checked(driver.cuMulticastAddDevice(self._team, self._device))
+        called("cuMulticastAddDevice", self._team, self._device)
 
     def _map_team(self) -> None:
         """Only after the vote on ``_add_device``: this call blocks until every
         device was added, and nothing can interrupt it."""
-        from cuda.bindings import driver
-
-        address = int(checked(driver.cuMemAddressReserve(self._size, self._size, 0, 0)))
-        self._undo.append(lambda: checked(driver.cuMemAddressFree(address, self._size)))
-        checked(driver.cuMemMap(address, self._size, 0, self._team, 0))
-        self._undo.append(lambda: checked(driver.cuMemUnmap(address, self._size)))
-        checked(driver.cuMemSetAccess(address, self._size, [self._access()], 1))
+        address = int(called("cuMemAddressReserve", self._size, self._size, 0, 0))
+        self._undo.append(lambda: called("cuMemAddressFree", address, self._size))
+        called("cuMemMap", address, self._size, 0, self._team, 0)
+        self._undo.append(lambda: called("cuMemUnmap", address, self._size))
+        called("cuMemSetAccess", address, self._size, [self._access()], 1)
 
     def _bind(self) -> None:
-        from cuda.bindings import driver
-
-        checked(driver.cuMulticastBindMem(self._team, 0, self._own, 0, self._size, 0))
-        self._undo.append(lambda: checked(driver.cuMulticastUnbind(self._team, self._device, 0, self._size)))
+        called("cuMulticastBindMem", self._team, 0, self._own, 0, self._size, 0)
+        self._undo.append(lambda: called("cuMulticastUnbind", self._team, self._device, 0, self._size))
 
 
-def checked(result: tuple[Any, ...]) -> Any:
-    """The value of a driver call. Raises RuntimeError naming the error."""
+def called(name: str, *arguments: Any) -> Any:
+    """The value of the driver call ``name``. Raises RuntimeError naming it and its error."""
+    from cuda.bindings import driver
+
+    try:
+        result = getattr(driver, name)(*arguments)
+    except Exception as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
     if int(result[0]):
-        raise RuntimeError(f"{result[0].name} ({int(result[0])})")
+        raise RuntimeError(f"{name} answered {result[0].name} ({int(result[0])})")
     return result[1] if len(result) > 1 else None
 
 
 def _release(handle: Any) -> None:
-    from cuda.bindings import driver
-
-    checked(driver.cuMemRelease(handle))
+    called("cuMemRelease", handle)
 
 
 def _unmap(address: int, size: int) -> None:
-    from cuda.bindings import driver
-
-    checked(driver.cuMemUnmap(address, size))
+    called("cuMemUnmap", address, size)
 
 
 def _posix() -> Any:

@@ -18,7 +18,9 @@ what it can do is find out beforehand, together, whether it will work:
     and neither is remembered: ``create`` after the capture tries. Nobody votes on that:
     all ranks enter a capture alike, and a vote inside one would itself be set-up.
 
-It restores what a caller owns (Python's random state, the current device) and
+Each rung that is not used is one message, the same on every rank, which names the
+call that failed, its error and the rank; a WARNING while a rung is left, an ERROR
+where none is. It restores what a caller owns (Python's random state, the current device) and
 releases by public means what FlashInfer's trtllm ``destroy()`` leaves behind.
 To use it in your own code, copy this file and ``preflight.py``: they need torch, FlashInfer and
 ``cuda.bindings``, and nothing of the lab but ``Environment``.
@@ -52,6 +54,7 @@ class Reference:
 
     declared_errors: tuple[type[BaseException], ...] = (WorkspaceUnavailable,)
     logs = True
+    ladder = _LADDER
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

@@ -176,6 +176,10 @@ class RankLog:
         self.leave(identity, site, "raised" if effect == "raise" else "CUDA_ERROR_UNKNOWN")
         return identity
 
+    def say(self, message: str, level: str = "WARNING", logger: str = "subject", exception: str = "") -> None:
+        """The subject, or a library, logs."""
+        self.emit("log", level=level, logger=logger, message=message, exception=exception)
+
     def sticky(self, site: str, *, injected: bool = False) -> None:
         """The context is poisoned."""
         self.emit(
