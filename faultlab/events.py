@@ -57,7 +57,7 @@ WAIT: {"kind": "collective"|"multicast"|"kernel"|"descriptor"|"thread"|"sleep"|"
 "deadline": machine time or null, "text"}. ``needs``: the ranks that must arrive before this one can leave.
 
 ``counterfactuals.json``: {"v", "subject", "rungs": {rung: {"outcome", "path", "broken": [invariant…],
-"unknown": why nothing can be said of it, or "", "fired": {fault: [rank…]}}}}: how the same faults ended
+"unknown": why nothing can be said of it, or ""}}}: how the same faults ended
 for a rung alone (``judge.counterfactual``).
 """
 

@@ -124,13 +124,11 @@ def scenario_for(scenario: Scenario, rung: str) -> Scenario:
 def answer(facts: Facts, *, broken: tuple[str, ...], unknown: str) -> dict[str, Any]:
     """What ``counterfactuals.json`` keeps of a judged counterfactual."""
     ended = outcome_of(facts)
-    fired = {index: sorted(facts.fired(index)) for index in range(len(facts.scenario.faults))}
     return {
         "outcome": ended.outcome,
         "path": ended.path,
         "broken": list(broken),
         "unknown": unknown,
-        "fired": {str(index): ranks for index, ranks in fired.items() if ranks},
     }
 
 
@@ -153,11 +151,9 @@ def read(folder: Path) -> dict[str, Counterfactual]:
 
 
 def _record(told: dict[str, Any]) -> Counterfactual:
-    fired = {int(index): frozenset(int(rank) for rank in ranks) for index, ranks in told["fired"].items()}
     outcome = told["outcome"]
     return Counterfactual(
         None if outcome is None else str(outcome),
         tuple(str(name) for name in told["broken"]),
         str(told["unknown"]),
-        fired,
     )

@@ -266,12 +266,11 @@ class Ended:
 @dataclass(frozen=True)
 class Counterfactual:
     """How the same faults ended for one rung alone. ``outcome`` is None and ``unknown`` says why
-    where that could not be seen; ``fired``: per fault of the scenario, the ranks it struck."""
+    where that could not be seen."""
 
     outcome: str | None
     broken: tuple[str, ...]
     unknown: str
-    fired: dict[int, frozenset[int]]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tests.unit.judging import Run, broken, clean, error, fault, ordered, reason
 
 CONSUMER = Subject(name="my.consumer:Consumer")
 NULL = fault("workspace.mc_ptr", value=0)
-USED = {"outcome": "used", "path": "", "broken": [], "unknown": "", "fired": {"0": [0, 1]}}
+USED = {"outcome": "used", "path": "", "broken": [], "unknown": ""}
 
 
 def consumer(folder: Path, **fields: Any) -> Run:
@@ -123,21 +123,19 @@ def counted(at: str = "cuMemCreate", **fields: Any) -> Fault:
     )
 
 
-@pytest.mark.parametrize(
-    ("fired", "expected"), [({}, "not-checked"), ({"0": [1]}, "not-checked"), ({"0": [0, 1]}, "broken")]
-)
-def test_a_fault_that_counts_calls_must_strike_there_too(tmp_path: Path, fired: Any, expected: str) -> None:
-    judgement = answered(settles(consumer(tmp_path, faults=(counted(),)), "trtllm"), mnnvl={"fired": fired})
-    assert state(judgement, "best_fallback") == expected
-    if not fired:
-        assert reason(judgement, "best_fallback") == (
-            "mnnvl alone worked, but fault 0 at cuMemCreate, which counts calls, did not strike ranks 0 and 1 there"
-        )
+@pytest.mark.parametrize("calls", [1, [1, 3], {"from": 2}, {"chance": 0.5}])
+def test_a_fault_that_counts_calls_is_met_otherwise_there(tmp_path: Path, calls: Any) -> None:
+    run = settles(consumer(tmp_path, faults=(counted(calls=calls),)), "trtllm")
+    assert reason(answered(run, mnnvl={}), "best_fallback") == (
+        "mnnvl alone worked, but fault 0 at cuMemCreate, which struck ranks 0 and 1, counts calls: "
+        "another sequence of calls meets it otherwise"
+    )
+    assert state(answered(run, mnnvl={"outcome": "error"}), "best_fallback") == "held"
 
 
-def test_a_counted_fault_of_another_rung_or_a_later_time_is_no_excuse(tmp_path: Path) -> None:
+def test_a_counting_fault_of_another_rung_or_a_later_time_is_no_excuse(tmp_path: Path) -> None:
     elsewhere = consumer(tmp_path / "elsewhere", faults=(counted(during="mnnvl"),))
-    judgement = answered(settles(elsewhere, "none"), mnnvl={"outcome": "error"}, trtllm={"fired": {}})
+    judgement = answered(settles(elsewhere, "none"), mnnvl={"outcome": "error"}, trtllm={})
     assert broken(judgement) == {"best_fallback"}
 
     later = consumer(tmp_path / "later", faults=(counted("workspace.destroy"),))
@@ -147,14 +145,7 @@ def test_a_counted_fault_of_another_rung_or_a_later_time_is_no_excuse(tmp_path: 
         with rank.step("destroy"):
             rank.strike(0, rank.call("workspace.destroy", "w0"), "workspace.destroy", "error")
         rank.finish()
-    assert "best_fallback" in broken(answered(later, mnnvl={"fired": {}}))
-
-
-def test_a_fault_that_strikes_every_call_need_not_be_met(tmp_path: Path) -> None:
-    judgement = answered(
-        settles(consumer(tmp_path), "none"), mnnvl={"outcome": "error"}, trtllm={"fired": {}}
-    )
-    assert broken(judgement) == {"best_fallback"}
+    assert "best_fallback" in broken(answered(later, mnnvl={}))
 
 
 def test_another_rung_that_was_surely_passed_by_outweighs_what_is_unknown(tmp_path: Path) -> None:
@@ -266,4 +257,3 @@ def test_an_answer_is_plain_json_that_reads_back(tmp_path: Path) -> None:
     counterfactual.write(tmp_path, {"mnnvl": told})
     (record,) = counterfactual.read(tmp_path).values()
     assert (record.outcome, record.broken, record.unknown) == ("used", ("no_leak",), "")
-    assert record.fired == {0: frozenset({0, 1})}

@@ -5,13 +5,14 @@ supports without faults, a counterfactual run of it alone (``judge.counterfactua
 machine, ranks, faults and budget, ordered by name, the subject ``reference``) is read
 from the run's folder. Broken if one of them ended in ``used`` and broke nothing.
 
-A counterfactual is no evidence against the subject where it did not meet the same
-faults. A fault that names which calls it strikes (``calls``: a number, a list, ``from``,
-``chance``) counts calls, and another sequence of calls may slip past it: if it struck while the
-subject set up, it must strike the same ranks there, or the rung is left ``not-checked``.
-A fault that strikes every call is met by whoever makes the call; who makes none of
-them on a rung has a rung that the fault does not concern. That a transient fault
-strikes the counterfactual too, so that the rung is not used there, speaks for the subject.
+A counterfactual that worked is no evidence against the subject where a fault that
+counts calls (``calls``: a number, a list, ``from``, ``chance``) struck while the subject set up.
+Another sequence of calls may slip past it, or meet it at a call that is made again (FlashInfer
+connects until the peer listens), and a subject that gave up remembers: nobody may ask it
+to try once more. Such a rung is left ``not-checked``, unless the fault's ``during`` names another
+rung. A fault that strikes every call is met by whoever makes the call; who makes none of
+them on a rung has a rung that the fault does not concern. That a counting fault strikes the
+counterfactual too, so that the rung is not used there, speaks for the subject.
 
 Not judged: an order of the user, a subject without a ladder of its own, groups that
 crashed, hung, split, raised or lost a rank, and uses that a good workspace did not carry.
@@ -25,7 +26,6 @@ from faultlab.judge import wording
 from faultlab.judge.counterfactual import SUBJECT, needed, settled, why_none
 from faultlab.judge.facts import Facts
 from faultlab.judge.finding import HELD, Finding, at_step, broken, not_checked
-from faultlab.judge.records import Counterfactual
 
 _SET_UP: Final = ("create", "use", "collective", "capture")
 
@@ -43,7 +43,7 @@ def check(facts: Facts) -> Finding:
         elif alone.unknown:
             undecided = undecided or f"whether {rung} alone would have worked is unknown: {alone.unknown}"
         elif alone.outcome == "used" and not alone.broken:
-            missed = _missed(facts, rung, alone)
+            missed = _missed(facts, rung)
             if not missed:
                 return broken(_needless(facts, rung), at_step(_last_create(facts)))
             undecided = undecided or missed
@@ -57,17 +57,16 @@ def _needless(facts: Facts, rung: str) -> str:
     )
 
 
-def _missed(facts: Facts, rung: str, alone: Counterfactual) -> str:
-    """Which fault that counts calls struck the subject and not the counterfactual; empty if none."""
+def _missed(facts: Facts, rung: str) -> str:
+    """Which fault the counterfactual of this rung may have met otherwise than the subject did; empty if none."""
     for index, fault in enumerate(facts.scenario.faults):
         if fault.calls == "every" or fault.during not in ("any", "preflight", rung):
             continue
         struck = _struck_in_set_up(facts, index)
-        spared = struck - alone.fired.get(index, frozenset())
-        if spared:
+        if struck:
             return (
-                f"{rung} alone worked, but fault {index} at {fault.at}, which counts calls, "
-                f"did not strike {wording.ranks(spared)} there"
+                f"{rung} alone worked, but fault {index} at {fault.at}, which struck {wording.ranks(struck)}, "
+                f"counts calls: another sequence of calls meets it otherwise"
             )
     return ""
 
