@@ -10,12 +10,12 @@ from faultlab.subjects.preflight import StepFailed
 
 
 class FallsBackAlone(Canary):
-    """One rank changes its mind after the vote and tells nobody (vllm#53377). Where the
-    group then reduces, it waits for itself: a hang."""
+    """One rank changes its mind after the vote and tells nobody (vllm#53377)."""
 
     seed = "create-and-destroy[case=no-fault,ranks=2]"
     breaks = frozenset({"ranks_agree", "truthful_ready"})
-    also_breaks = frozenset({"bounded_init"})
+    #: Where the group then reduces it waits for itself, and an order is dropped without an error.
+    also_breaks = frozenset({"bounded_init", "user_choice"})
 
     def create(self) -> Any:
         workspace = super().create()
