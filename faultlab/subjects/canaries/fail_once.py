@@ -27,6 +27,8 @@ class RetriesAtOnce(Canary):
 
     seed = _NO_RUNG_LEFT
     breaks = frozenset({"fail_once"})
+    #: Where the second try works, it had already said that the rung is not used.
+    also_breaks = frozenset({"clear_log"})
 
     def _try(self, backend: str) -> bool:
         return any(super(RetriesAtOnce, self)._try(backend) for _ in range(3))
