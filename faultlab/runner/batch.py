@@ -55,6 +55,10 @@ def items_of(scenarios: Iterable[Scenario], lanes: Sequence[str], subject: str |
     return found
 
 
+#: Characters of ids that pytest's expressions cannot have, and others that they can.
+_ID_CHARACTERS = str.maketrans("=,", ":/")
+
+
 def select(items: list[Item], expression: str | None) -> list[Item]:
     """The items that ``-k`` names: an id as it is, or words joined by and, or, not."""
     if not expression:
@@ -63,13 +67,13 @@ def select(items: list[Item], expression: str | None) -> list[Item]:
     if exact:
         return exact
     try:
-        compiled = Expression.compile(expression)
+        compiled = Expression.compile(expression.translate(_ID_CHARACTERS))
     except SyntaxError:
         # An id has characters an expression cannot have; then it is a part of one.
         return [item for item in items if expression.lower() in item.id.lower()]
 
     def matches(item: Item) -> bool:
-        identity = item.id.lower()
+        identity = item.id.lower().translate(_ID_CHARACTERS)
         return compiled.evaluate(lambda name, /, **_: name.lower() in identity)
 
     try:

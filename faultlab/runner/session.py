@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -69,6 +70,8 @@ class Session:
         self._forkserver: subprocess.Popen[bytes] | None = None
         self.counterfactuals = Answers()
         self._starting = threading.Lock()
+        # The kernel ends a child with the thread that started it: this one lasts.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
         self._runs = 0
         self._stopping = False
         self._closed = False
@@ -99,6 +102,7 @@ class Session:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
         self._dismiss_warden()
+        self._starter.shutdown(wait=False)
 
     def _start_warden(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -125,7 +129,7 @@ class Session:
         """Start the forkserver, unless it runs: the one slow import."""
         with self._starting:
             if self._forkserver is None:
-                self._forkserver = self._start_forkserver()
+                self._forkserver = self._starter.submit(self._start_forkserver).result()
 
     def _start_forkserver(self) -> subprocess.Popen[bytes]:
         log = (self.folder / "forkserver.log").open("wb")
