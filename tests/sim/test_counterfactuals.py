@@ -40,8 +40,6 @@ def scenario(name: str, subject: str, faults: Any = NULL_POINTER, **fields: Any)
 def runs(faultlab_session: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of all runs made in the session from here on; no answer is known yet."""
     made: list[str] = []
-    # The forkserver dies with the thread that started it: not with one of the jobs.
-    faultlab_session.warm_up()
     run = faultlab_session.run
 
     def recorded(scenario: Scenario, *args: Any, **kwargs: Any) -> Path:
