@@ -52,5 +52,8 @@ def _kind(target: str) -> str:
 
 
 def _shared_memory() -> list[str]:
-    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    maps = Path("/proc/self/maps").read_bytes()
+    if b"/dev/shm/" not in maps:
+        return []
+    lines = maps.decode(errors="replace").splitlines()
     return sorted({line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line})

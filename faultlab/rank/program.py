@@ -16,7 +16,6 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -196,15 +195,15 @@ class Rank:
         self.link.emit("probe", name="context", group="", ok=not error, error=error or None, number=0)
 
     def _probe_groups(self, group: Any, dead: list[int]) -> None:
-        for name, each, ask in (("world", group, _collectives), (BYSTANDERS, self._bystanders, _gather)):
-            ok, error = (None, f"ranks {dead} are gone") if dead else self._ask(ask, each)
+        for name, each in (("world", group), (BYSTANDERS, self._bystanders)):
+            ok, error = (None, f"ranks {dead} are gone") if dead else self._ask(each)
             label = str(each.group_name)
             self.link.emit("probe", name="collective", group=name, label=label, ok=ok, error=error, number=0)
 
-    def _ask(self, ask: Callable[[Any, int, int], None], group: Any) -> tuple[bool, str | None]:
-        """Whether the group's collectives still answer rightly, and if not, how."""
+    def _ask(self, group: Any) -> tuple[bool, str | None]:
+        """Whether the group still answers rightly, and if not, how."""
         try:
-            ask(group, self.scenario.ranks, self.rank)
+            _gather(group, self.scenario.ranks, self.rank)
         except Exception as error:
             return False, f"{type(error).__name__}: {error}"[:500]
         return True, None

@@ -52,6 +52,7 @@ class Workload:
         self._rounds: Counter[str] = Counter()
         self._usable = True
         self._uses = 0
+        self._state: dict[str, str] = {}
         self._prepared: deque[Launch] = deque()
         self._launched: list[Launch] = []
 
@@ -74,10 +75,11 @@ class Workload:
         """Run one step; its result."""
         link = self._rank.link
         link.step = index
-        before = state.take()
+        # Between two steps there is the lab alone: what one left is what the next finds.
+        before = self._state or state.take()
         link.emit("step-begin", name=name, round=self._rounds[name])
         result = self._guarded(name, make)
-        after = state.take()
+        after = self._state = state.take()
         captured = self._rank.machine.capturing()
         if not captured:
             # Frames of a caught exception hold half-built objects until here.

@@ -151,12 +151,14 @@ def device_mode() -> Any:
 
     class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            if _is_cuda(kwargs.get("device")):
-                kwargs["device"] = "cpu"
-            if getattr(function, "__name__", "") == "to":
+            if not kwargs:
+                kwargs = {}
+            elif _is_cuda(kwargs.get("device")):
+                kwargs = {**kwargs, "device": "cpu"}
+            name = getattr(function, "__name__", "")
+            if name == "to":
                 args = tuple("cpu" if _is_cuda(each) else each for each in args)
-            if getattr(function, "__name__", "") == "cuda":
+            elif name == "cuda":
                 return args[0]
             return function(*args, **kwargs)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from faultlab.machine.simulated.addresses import READ_WRITE, Mapping
+from faultlab.machine.simulated.pages import bring_in
 
 if TYPE_CHECKING:
     from faultlab.machine.simulated.machine import SimulatedMachine
@@ -53,6 +54,7 @@ def tensor_over(view: memoryview, dtype: torch.dtype, *shape: int) -> torch.Tens
     count = torch.Size(shape).numel()
     if not count:
         return torch.empty(shape, dtype=dtype)
+    bring_in(view[: count * dtype.itemsize])
     return torch.frombuffer(view, dtype=dtype, count=count).view(*shape)
 
 

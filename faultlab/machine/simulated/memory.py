@@ -19,6 +19,7 @@ from cuda.bindings import driver as cuda
 
 from faultlab.machine.simulated.addresses import BASE, PAGE
 from faultlab.machine.simulated.answers import OK, answer, context_call, fail
+from faultlab.machine.simulated.pages import bring_in
 
 if TYPE_CHECKING:
     from faultlab.machine.simulated.machine import SimulatedMachine
@@ -77,6 +78,7 @@ def fill(machine: SimulatedMachine, address: int, value: int, count: int, width:
     # torch fills fast, but has signed types only for what is wider than a byte.
     signed = unsigned - (1 << bits) if width > 1 and unsigned >> (bits - 1) else unsigned
     for view in views:
+        bring_in(view)
         torch.frombuffer(view, dtype=_FILLERS[width]).fill_(signed)
     return ""
 
