@@ -230,9 +230,8 @@ def _environment(session: str, folder: Path) -> dict[str, str]:
     # No GPU is looked for when FlashInfer is imported (compilation_context.py).
     environment["FLASHINFER_CUDA_ARCH_LIST"] = "9.0a"
     environment["OMP_NUM_THREADS"] = "1"
-    # All of the heap in huge pages (glibc's tunables; Python's own arenas are not its heap): a
+    # The heap in huge pages (a tunable of glibc, where it has it): a
     # fork then copies a hundred times fewer page table entries, and so does the end of a rank.
-    environment["PYTHONMALLOC"] = "malloc"
     environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     environment.pop("FLASHINFER_CONFIDENTIAL_COMPUTE", None)
     return environment
