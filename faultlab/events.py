@@ -32,7 +32,7 @@ Kinds a rank records
     step-end     name, result: {"returned": "object"|"none"|"done"|"raised", "error": {type, text, code, declared} or null,
                  "backend": str|null, "workspace": id|null}
     workspace    workspace (id), backend, creation, mc_ptr (number or null), needs_multicast (bool): an object that creation returned
-    use          number, path is told by the kernel and collective events inside; tokens, max_abs_error, tolerance, correct (bool)
+    use          number, path is told by the kernel and collective events inside; tokens, max_abs_error (null: infinite), tolerance, correct (bool)
     captured     number: use ``number`` was launched into the capture; its ``use`` follows the replay, in the step ``capture``
     capture-begin  a stream of the main thread begins to capture
     capture-end  error (the name of the code that the capture ended with, or null: it can be replayed)
@@ -67,6 +67,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+import orjson
 
 VERSION: Final = 1
 
@@ -105,18 +107,23 @@ SUPERVISOR_KINDS: Final = frozenset({"hang", "jump", "over-budget", "rank-exit",
 
 #: How far back the last site of a rank is looked for.
 TAIL_BYTES: Final = 32_768
-#: Made once: ``json.dumps`` with these arguments would make an encoder for every event.
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False)
 
 
 def dump(event: Any) -> bytes:
     """Plain data as one line of JSON, without its newline."""
-    return _ENCODER.encode(event).encode()
+    try:
+        return orjson.dumps(event)
+    except TypeError:
+        # Text that is no text (lone surrogates), or a number of more than 64 bits.
+        return json.dumps(event, separators=(",", ":"), allow_nan=False).encode()
 
 
 def load(data: bytes) -> Any:
     """What ``dump`` made, as data again. Raises ValueError if it is no JSON."""
-    return json.loads(data.decode())
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data)
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -137,7 +144,7 @@ def last_site(path: Path, thread: str | None = None) -> str:
     # The last piece is no whole line, nor is the first where the file was cut.
     for line in reversed(lines[1 if start else 0 : -1]):
         if b'"kind":"enter"' in line:
-            event = json.loads(line)
+            event = load(line)
             if thread in (None, event["thread"]):
                 return str(event["site"])
     return ""

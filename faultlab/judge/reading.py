@@ -10,6 +10,7 @@ gets a function here and a line in ``_RECORDERS``.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -195,7 +196,7 @@ def _use(rank: RankFacts, event: Event, moment: Moment) -> None:
             moment,
             int(event["number"]),
             int(event["tokens"]),
-            float(event["max_abs_error"]),
+            math.inf if event["max_abs_error"] is None else float(event["max_abs_error"]),
             float(event["tolerance"]),
             bool(event["correct"]),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ class Workload:
             "use",
             number=launch.number,
             tokens=launch.tokens,
-            max_abs_error=error,
+            max_abs_error=error if math.isfinite(error) else None,
             tolerance=tolerance,
             correct=bool(error <= tolerance),
         )

@@ -125,3 +125,25 @@ def test_the_reference_is_the_exact_sum_and_a_wrong_slot_shows(dtype: str) -> No
     assert error > tolerance
     error, tolerance = compare(right[:-1], reference, right.shape, 4)
     assert error > tolerance
+
+
+@pytest.mark.parametrize("value", ["\udcff", 1 << 70, {"a": [1, None, True, "é"]}])
+def test_what_is_dumped_is_loaded_again(value: object) -> None:
+    data = events.dump({"v": 1, "value": value})
+    assert b"\n" not in data
+    assert events.load(data) == {"v": 1, "value": value}
+
+
+def test_the_last_site_is_found_in_the_tail_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    entered = [{"kind": "enter", "site": f"site{number}", "thread": "main"} for number in range(3)]
+    other = {"kind": "enter", "site": "elsewhere", "thread": "helper"}
+    long = {"kind": "log", "thread": "main", "message": "x" * (events.TAIL_BYTES // 2)}
+    lines = [long, *entered, other, {"kind": "leave", "site": "site2", "thread": "main"}]
+    path.write_bytes(b"".join(events.dump(line) + b"\n" for line in lines) + b'{"kind":"ent')
+    assert events.last_site(path) == "elsewhere"
+    assert events.last_site(path, "main") == "site2"
+    assert events.last_site(path, "nobody") == ""
+    assert events.last_site(tmp_path / "none.jsonl") == ""
+    path.write_bytes(path.read_bytes()[:-12] + events.dump(long) + b"\n" + events.dump(long) + b"\n")
+    assert events.last_site(path) == ""
