@@ -5,12 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-JOBS ?= 2
 
 .PHONY: demo test lint env clean
 
 demo: env
-	$(BIN)/faultlab run scenarios/seed --jobs $(JOBS)
+	$(BIN)/faultlab run scenarios/seed
 
 test: env
 	$(BIN)/python -m pytest -n 2

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from faultlab.runner import forkserver
-from faultlab.runner.batch import Item, run_items
+from faultlab.runner.batch import JOBS, Item, run_items
 from faultlab.runner.cleanup import die_with_parent
 from faultlab.runner.session import Session
 from faultlab.scenario.load import load_paths
@@ -74,7 +74,7 @@ def main(
     ranks: Annotated[str, typer.Option(help="Rank counts, with commas between.")] = "2,4,8",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often the sides take turns.")] = 3,
     runs: Annotated[int, typer.Option(min=1, max=10_000, help="Forked scenarios in a turn.")] = 20,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many forked ones at a time.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many forked ones at a time.")] = JOBS,
 ) -> None:
     """Print a line per rank count: scenarios a second of both sides, and their ratio."""
     print(f"{'ranks':>5}  {'forked/s':>9}  {'spawned/s':>9}  {'ratio':>6}")

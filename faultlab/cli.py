@@ -73,7 +73,10 @@ def run(
     lane: Annotated[Lane, typer.Option(help="The simulated machine, the real one, or both.")] = Lane.sim,
     subject: Annotated[str | None, typer.Option(help="Run this subject instead of the files'.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep results and events in this folder.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many scenarios run at a time.")] = 2,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="How many scenarios run at a time.", show_default="two a processor"),
+    ] = JOBS,
 ) -> None:
     """Run scenarios and say, for each, whether its faults ended in a clean fallback."""
     with _told():

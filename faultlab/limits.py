@@ -35,6 +35,5 @@ FORKSERVER_START_S: Final = 180.0
 STANDSTILL_SAMPLE_S: Final = 0.015
 #: All ranks wait, by what they reported somebody could move, yet nobody does.
 STANDSTILL_UNCERTAIN_S: Final = 1.0
-#: From "stop" to SIGKILL for a rank that does not leave by itself.
-STOP_GRACE_S: Final = 0.2
-WARDEN_POLL_S: Final = 0.2
+#: How long a supervisor may answer messages without a look at deadlines and budgets.
+SUPERVISOR_LOOK_S: Final = 0.005

@@ -68,6 +68,8 @@ class Supervisor:
         self._number = 0
         self._board_version = board.version
         self._last_message = time.monotonic()
+        self._looked = 0.0
+        self._timeout_s = 0.0
         self._quiet_since: float | None = None
         self._samples = 0
         self._recorded_bytes = 0
@@ -119,12 +121,20 @@ class Supervisor:
         self._clock.close()
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(self._patience()):
+        ready = self._selector.select(self._timeout_s)
+        for key, _ in ready:
             key.data()
         self._answer_parked()
+        now = time.monotonic()
+        if ready and now - self._looked < limits.SUPERVISOR_LOOK_S:
+            # Much is said at once: the clock is looked at when there is a pause, or soon.
+            self._timeout_s = limits.SUPERVISOR_LOOK_S
+            return
+        self._looked = now
         self._wake_overdue()
         self._watch_limits()
         self._watch_movement()
+        self._timeout_s = self._patience()
 
     def _patience(self) -> float:
         """How long the loop may sleep: until the next deadline, or a sample."""
