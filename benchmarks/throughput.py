@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -53,9 +54,10 @@ def spawner(path: str, parent: int) -> None:
     server.serve()
 
 
-def scenario_of(ranks: int) -> Scenario:
-    """The clean baseline, real creation on NVSwitch, with this many ranks."""
-    found = next(each for each in load_paths([SCENARIO]) if "hgx-h100-8" in each.id and "real" in each.id)
+def scenario_of(ranks: int, creation: str) -> Scenario:
+    """The clean baseline on NVSwitch with this many ranks; ``creation``: mocked or real."""
+    wanted = ("hgx-h100-8", f"creation={creation}", "subject=reference")
+    found = next(each for each in load_paths([SCENARIO]) if all(part in each.id for part in wanted))
     return found.model_copy(update={"ranks": ranks})
 
 
@@ -72,23 +74,26 @@ def timed(session: Session, scenario: Scenario, runs: int, jobs: int) -> float:
 
 def main(
     ranks: Annotated[str, typer.Option(help="Rank counts, with commas between.")] = "2,4,8",
+    creations: Annotated[
+        str, typer.Option(help="mocked, real, or both, with a comma between.")
+    ] = "mocked,real",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often the sides take turns.")] = 3,
     runs: Annotated[int, typer.Option(min=1, max=10_000, help="Forked scenarios in a turn.")] = 20,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="How many forked ones at a time.")] = JOBS,
 ) -> None:
-    """Print a line per rank count: scenarios a second of both sides, and their ratio."""
-    print(f"{'ranks':>5}  {'forked/s':>9}  {'spawned/s':>9}  {'ratio':>6}")
+    """Print a line per creation and rank count: scenarios a second of both sides, and their ratio."""
+    print(f"{'creation':<8}  {'ranks':>5}  {'forked/s':>9}  {'spawned/s':>9}  {'ratio':>6}")
     with Session() as forks, SpawnSession() as spawns:
         forks.warm_up()
         spawns.warm_up()
-        for count in (int(word) for word in ranks.split(",")):
-            scenario = scenario_of(count)
+        for creation, count in product(creations.split(","), map(int, ranks.split(","))):
+            scenario = scenario_of(count, creation)
             forked = spawned = 0.0
             for _ in range(rounds):
                 forked += timed(forks, scenario, runs, jobs)
                 spawned += timed(spawns, scenario, 1, 1)
             lab, other = rounds * runs / forked, rounds / spawned
-            print(f"{count:>5}  {lab:>9.2f}  {other:>9.3f}  {lab / other:>6.1f}", flush=True)
+            print(f"{creation:<8}  {count:>5}  {lab:>9.2f}  {other:>9.3f}  {lab / other:>6.1f}", flush=True)
 
 
 if __name__ == "__main__":
