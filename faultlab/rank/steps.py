@@ -233,8 +233,10 @@ def _pattern(rank: int, number: int) -> torch.Tensor:
 
 
 def _rows(period: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    count = shape.numel()
-    return period.repeat(-(-count // _PERIOD))[:count].view(shape)
+    tokens, hidden_dim = shape
+    # Where a row begins in the period repeats after as many rows as the period has values.
+    rows = period.repeat(hidden_dim).view(_PERIOD, hidden_dim)
+    return rows.repeat(-(-tokens // _PERIOD), 1)[:tokens]
 
 
 def make_input(rank: int, number: int, tokens: int, workspace: Any) -> torch.Tensor:

@@ -60,9 +60,9 @@ def tensor_over(view: memoryview, dtype: torch.dtype, *shape: int) -> torch.Tens
 
 def sum_in_rank_order(parts: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """The sum in float32, always in the order of ranks, rounded once."""
-    total = torch.zeros(parts[0].shape, dtype=torch.float32)
-    for each in parts:
-        total += each.to(torch.float32)
+    total = parts[0].to(torch.float32, copy=True)
+    for each in parts[1:]:
+        total += each
     return total.to(dtype)
 
 
