@@ -19,8 +19,9 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
+from faultlab import limits
 from faultlab.runner import forkserver
-from faultlab.runner.batch import JOBS, Item, run_items
+from faultlab.runner.batch import Item, run_items
 from faultlab.runner.cleanup import die_with_parent
 from faultlab.runner.session import Session
 from faultlab.scenario.load import load_paths
@@ -79,7 +80,7 @@ def main(
     ] = "mocked,real",
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often the sides take turns.")] = 3,
     runs: Annotated[int, typer.Option(min=1, max=10_000, help="Forked scenarios in a turn.")] = 20,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many forked ones at a time.")] = JOBS,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many forked ones at a time.")] = limits.JOBS,
 ) -> None:
     """Print a line per creation and rank count: scenarios a second of both sides, and their ratio."""
     print(f"{'creation':<8}  {'ranks':>5}  {'forked/s':>9}  {'spawned/s':>9}  {'ratio':>6}")

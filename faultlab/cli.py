@@ -20,6 +20,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from faultlab import limits
 from faultlab.errors import FaultlabError, ScenarioError
 from faultlab.scenario.load import check_paths, load_paths
 
@@ -76,7 +77,7 @@ def run(
     jobs: Annotated[
         int,
         typer.Option(min=1, max=64, help="How many scenarios run at a time.", show_default="two a processor"),
-    ] = JOBS,
+    ] = limits.JOBS,
 ) -> None:
     """Run scenarios and say, for each, whether its faults ended in a clean fallback."""
     with _told():

@@ -5,6 +5,7 @@ A limit that is met is an error with a clear text, never a slow death.
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 # Files that people write.
@@ -16,6 +17,8 @@ SCENARIOS_PER_RUN: Final = 20_000
 FAULTS_PER_SCENARIO: Final = 64
 STEPS_PER_WORKLOAD: Final = 64
 REPEATS_PER_STEP: Final = 1_000
+#: How many run at a time, unless told: ranks wait for one another much of the time.
+JOBS: Final = min(16, 2 * (os.cpu_count() or 1))
 RANKS: Final = 128
 GPUS: Final = 1_024
 

@@ -31,6 +31,13 @@ class Answers:
     def __len__(self) -> int:
         return len(self._known)
 
+    def forget(self) -> None:
+        """Keep none of the answers."""
+        with self._lock:
+            self._known = OrderedDict(
+                (question, told) for question, told in self._known.items() if not told.done()
+            )
+
     def ask(self, question: str, find: Callable[[], Answer]) -> Answer:
         """The answer to ``question``, found by ``find`` unless it is known. Raises what ``find`` raises."""
         with self._lock:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from _pytest.mark.expression import Expression
 
@@ -23,8 +22,6 @@ from faultlab.scenario.models import Scenario, Subject
 from faultlab.scenario.words import Wrong, subject_of
 from faultlab.subjects.load import missing_reason
 
-#: How many scenarios run at a time, unless told: ranks wait for one another much of the time.
-JOBS: Final = min(16, 2 * (os.cpu_count() or 1))
 #: One result: an object of results.jsonl.
 Result = dict[str, Any]
 
