@@ -7,11 +7,16 @@ machine state laid over a topology: it replaces single answers of either side.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from faultlab import limits
+
+#: For how many ranks FlashInfer's kernels are built (the switches over the number of ranks in
+#: trtllm_mnnvl_allreduce.cuh and trtllm_allreduce_fusion.cuh, 0.7.4).
+MNNVL_RANKS: Final = (2, 4, 8, 16, 32, 64)
+TRTLLM_RANKS: Final = (2, 4, 8, 16)
 
 
 class Closed(BaseModel):
@@ -134,9 +139,11 @@ class Topology(Closed):
             call.startswith("cuMulticast") for call in self.does.refuses
         )
         says_so = self.says.attributes.get("MULTICAST_SUPPORTED", 0) == 1
-        if one_node and multicast and says_so and all_reach and not self.says.confidential_compute:
+        usable = one_node and all_reach
+        secret = self.says.confidential_compute
+        if usable and multicast and says_so and not secret and ranks in MNNVL_RANKS:
             found.append("mnnvl")
-        if one_node and all_reach and ranks <= 16:
+        if usable and ranks in TRTLLM_RANKS:
             found.append("trtllm")
         return (*found, "none")
 
