@@ -74,16 +74,33 @@ def hold_lock(folder: Path) -> int:
     return fd
 
 
+def new_session(root: Path, name: str) -> tuple[Path, int]:
+    """Remove what is abandoned under ``root``, and make a session's folder: the folder,
+    and the descriptor that holds its lock.
+
+    One process at a time: a folder whose lock is not taken yet looks abandoned.
+    """
+    turn = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        remove_abandoned(root)
+        folder = root / name
+        folder.mkdir(mode=0o700)
+        return folder, hold_lock(folder)
+    finally:
+        os.close(turn)
+
+
 def remove_abandoned(root: Path) -> list[str]:
     """Remove every session under ``root`` whose owner is dead; their names."""
     removed = []
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if not folder.is_dir() or folder.stat().st_uid != os.getuid():
-            continue
         try:
+            if not folder.is_dir() or folder.stat().st_uid != os.getuid():
+                continue
             fd = hold_lock(folder)
         except OSError:
-            continue
+            continue  # It is in use, or its owner has just removed it.
         try:
             remove_session(folder)
             removed.append(folder.name)

@@ -61,11 +61,8 @@ class Session:
         root.mkdir(mode=0o700, exist_ok=True)
         if root.stat().st_uid != os.getuid():
             raise LabError(f"{root} belongs to somebody else")
-        cleanup.remove_abandoned(root)
         self.name = uuid.uuid4().hex[:8]
-        self.folder = root / self.name
-        self.folder.mkdir(mode=0o700)
-        self._lock = cleanup.hold_lock(self.folder)
+        self.folder, self._lock = cleanup.new_session(root, self.name)
         self._warden = self._start_warden()
         self._forkserver: subprocess.Popen[bytes] | None = None
         self.counterfactuals = Answers()
