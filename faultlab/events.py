@@ -100,8 +100,8 @@ RANK_KINDS: Final = frozenset(
         "exit",
     }
 )
-#: Of a rank's kinds, those that its supervisor is told at once: who waits, and where each one is.
-TOLD_KINDS: Final = frozenset({"start", "wait-begin", "wait-end", "step-begin", "step-end", "exit"})
+#: Of a rank's kinds, those that its supervisor follows: who waits, and where each one is.
+FOLLOWED_KINDS: Final = frozenset({"start", "wait-begin", "wait-end", "step-begin", "step-end", "exit"})
 SUPERVISOR_KINDS: Final = frozenset({"hang", "jump", "over-budget", "rank-exit", "lab-error", "end"})
 
 

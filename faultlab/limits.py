@@ -30,6 +30,9 @@ MESSAGE_BYTES: Final = 160_000
 EVENTS_PER_RANK: Final = 200_000
 LOG_MESSAGE_CHARS: Final = 4_000
 LEDGER_OBJECTS: Final = 2_000
+#: How much of a rank's events its supervisor reads at once; a line must fit.
+FOLLOWED_BYTES: Final = 1 << 20
+assert FOLLOWED_BYTES > MESSAGE_BYTES
 
 # Waits, wall clock.
 RANK_START_S: Final = 60.0

@@ -1,11 +1,10 @@
 """A rank's events, and its link to its supervisor.
 
 An event is a line of the rank's own file, written at once and with one call, so
-that it is there whatever ends the process next; those that tell who waits
-(``events.TOLD_KINDS``) also go to the supervisor.
+that it is there whatever ends the process next. The supervisor follows the file.
 
-Every thread has a connection of its own, made at its first event, so the order
-of what it says is kept and a blocked thread never holds up another. Requests are
+Every thread has a connection of its own, made at its first event: by it the supervisor
+knows which threads there are, and a blocked thread never holds up another. Requests are
 answered by the supervisor: the shared half of a simulated machine, sleeping in
 machine time, hanging for good, and meeting the other ranks.
 """
@@ -89,11 +88,9 @@ class Link:
         data = events.dump(event)
         if len(data) > limits.MESSAGE_BYTES:
             raise LabError(f"an event of {len(data)} bytes; the limit is {limits.MESSAGE_BYTES}")
-        # Also for an event that is not told: the supervisor must know of the thread.
-        connection = self._connection()
+        # Before its first event is there to be read, the supervisor must know of the thread.
+        self._connection()
         os.write(self._file, data + b"\n")
-        if kind in events.TOLD_KINDS:
-            wire.send(connection, data)
 
     def request(
         self, method: str, arguments: dict[str, Any] | None = None, fds: Sequence[int] = ()

@@ -1,15 +1,15 @@
 """Who waits for whom: a hang is found by reasoning, not by waiting.
 
-Every thread of every live rank reports what it waits for. When all of them
+Every thread of every live rank records what it waits for. When all of them
 wait, and nothing that has happened could let one of them go on, nothing ever
 will but a time-out. This module only reasons over that picture; looking at the
 clock, the processes and the connections is the supervisor's part.
 
 What keeps a false alarm out: a rank counts as waiting only between its own
-"enter" and "leave"; a wait that may be satisfied by what was reported (every
+"wait-begin" and "wait-end"; a wait that may be satisfied by what was recorded (every
 member of the collective has entered it) counts as movable; and the supervisor
 believes a standstill only after it saw every thread of every live rank asleep,
-twice, with no message in between.
+twice, with nothing said and nothing recorded in between.
 """
 
 from __future__ import annotations
@@ -44,25 +44,16 @@ class Wait:
 
 
 @dataclass
-class Thread:
-    """One thread of a rank: the waits it is in, innermost last."""
-
-    name: str
-    waits: list[Wait] = field(default_factory=list)
-
-    @property
-    def wait(self) -> Wait | None:
-        return self.waits[-1] if self.waits else None
-
-
-@dataclass
 class RankState:
     """What the supervisor knows of one rank."""
 
     rank: int
     pid: int = 0
     alive: bool = True
-    threads: dict[str, Thread] = field(default_factory=dict)
+    #: The threads that are connected, and the request that one waits in until it is answered.
+    threads: dict[str, Wait | None] = field(default_factory=dict)
+    #: By thread, the waits that it recorded and is in, innermost last.
+    waits: dict[str, list[Wait]] = field(default_factory=dict)
     #: How many collectives of each group this rank has entered.
     entered: dict[str, int] = field(default_factory=dict)
     step: int = -1
@@ -70,6 +61,16 @@ class RankState:
     step_since: float = 0.0
     started: bool = False
     finished: bool = False
+
+    def wait_of(self, thread: str) -> Wait | None:
+        """What a thread waits for. A request is the innermost wait: who is in one records nothing."""
+        parked = self.threads.get(thread)
+        waits = self.waits.get(thread)
+        return parked or (waits[-1] if waits else None)
+
+    def current(self) -> list[tuple[str, Wait | None]]:
+        """Every connected thread, and what it waits for."""
+        return [(thread, self.wait_of(thread)) for thread in self.threads]
 
 
 def movement(ranks: list[RankState]) -> Movement:
@@ -80,10 +81,10 @@ def movement(ranks: list[RankState]) -> Movement:
             continue
         if not state.started or not state.threads:
             return Movement.RUNNING
-        for thread in state.threads.values():
-            if thread.wait is None:
+        for _, wait in state.current():
+            if wait is None:
                 return Movement.RUNNING
-            if may_leave(thread.wait, ranks):
+            if may_leave(wait, ranks):
                 result = Movement.MOVABLE
     return result
 
@@ -109,11 +110,11 @@ def may_leave(wait: Wait, ranks: list[RankState]) -> bool:
 def earliest_deadline(ranks: list[RankState]) -> float | None:
     """The first time-out among all waits of the live ranks."""
     deadlines = [
-        thread.wait.deadline
+        wait.deadline
         for state in ranks
         if state.alive
-        for thread in state.threads.values()
-        if thread.wait is not None and thread.wait.deadline is not None
+        for _, wait in state.current()
+        if wait is not None and wait.deadline is not None
     ]
     return min(deadlines, default=None)
 
@@ -131,14 +132,13 @@ def table(ranks: list[RankState]) -> list[dict[str, Any]]:
     for state in ranks:
         if not state.alive:
             continue
-        for thread in state.threads.values():
-            wait = thread.wait
+        for thread, wait in state.current():
             if wait is None:
                 continue
             rows.append(
                 {
                     "rank": state.rank,
-                    "thread": thread.name,
+                    "thread": thread,
                     "site": wait.site,
                     "kind": wait.kind,
                     "waits_for": _waited_for(wait, ranks),

@@ -1,7 +1,7 @@
 """The supervisor of one run: hears every rank, holds what they share, ends what must end.
 
 One object and one thread per run. It starts the ranks through the forkserver,
-hears who waits (the ranks write their events themselves), answers their
+follows what they record (``follower``), answers their
 requests (the shared half of the simulated machine, sleeping, meeting), notices
 a dead rank, finds a hang (``standstill``), moves machine time forward when everybody only waits for
 a time-out, and ends a run that is over its budget. It judges nothing.
@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +24,8 @@ from faultlab.errors import LabError
 from faultlab.machine.board import Board, Reply, Waiting
 from faultlab.runner import standstill, wire
 from faultlab.runner.clock import MachineClock
-from faultlab.runner.standstill import Movement, RankState, Thread, Wait
+from faultlab.runner.follower import Follower
+from faultlab.runner.standstill import Movement, RankState, Wait
 
 SOCKET_NAME = "supervisor"
 
@@ -35,7 +36,7 @@ class Peer:
 
     connection: socket.socket
     rank: int = -1
-    thread: Thread = field(default_factory=lambda: Thread("?"))
+    thread: str = "?"
     #: The request that is not answered yet.
     parked: tuple[str, dict[str, Any], Wait] | None = None
 
@@ -57,6 +58,7 @@ class Supervisor:
         self._folder = folder
         self._forkserver_path = forkserver
         self._ranks = [RankState(rank) for rank in range(ranks)]
+        self._followers = [Follower(folder, state) for state in self._ranks]
         self._board = board
         self._init_s = init_s
         self._run_s = run_s
@@ -67,13 +69,11 @@ class Supervisor:
         self._own: BinaryIO = (folder / "supervisor.jsonl").open("wb")
         self._number = 0
         self._board_version = board.version
-        self._last_message = time.monotonic()
+        self._last_moved = time.monotonic()
         self._looked = 0.0
         self._timeout_s = 0.0
         self._quiet_since: float | None = None
         self._samples = 0
-        self._recorded_bytes = 0
-        self._seen = Movement.RUNNING
         self._ending = False
         self._meetings: dict[str, set[int]] = {}
         self._began = time.monotonic()
@@ -112,6 +112,8 @@ class Supervisor:
         self._listener.close()
         for peer in list(self._peers):
             peer.connection.close()
+        for follower in self._followers:
+            follower.close()
         self._record(
             "end", machine_s=round(self._clock.now(), 6), seconds=round(time.monotonic() - self._began, 6)
         )
@@ -131,18 +133,31 @@ class Supervisor:
             self._timeout_s = limits.SUPERVISOR_LOOK_S
             return
         self._looked = now
+        grown = self._follow()
         self._wake_overdue()
         self._watch_limits()
-        self._watch_movement()
+        self._watch_movement(grown=grown)
         self._timeout_s = self._patience()
 
+    def _follow(self) -> bool:
+        """Read what the live ranks recorded since the last look; whether that is anything."""
+        grown = [each.follow() for each in self._followers if each.state.alive]
+        if any(grown):
+            self._moved()
+        return any(grown)
+
+    def _moved(self) -> None:
+        """Somebody said or recorded something: whoever looked asleep is not."""
+        self._last_moved = time.monotonic()
+        self._quiet_since = None
+
     def _patience(self) -> float:
-        """How long the loop may sleep: until the next deadline, or a sample."""
+        """How long the loop may sleep: until the next deadline, or a look at the ranks."""
         now = self._clock.now()
-        if self._seen is not Movement.RUNNING:
-            return limits.STANDSTILL_SAMPLE_S
         deadline = standstill.earliest_deadline(self._ranks)
-        ahead = 0.5 if deadline is None else min(0.5, max(0.0, deadline - now))
+        ahead = limits.STANDSTILL_SAMPLE_S
+        if deadline is not None:
+            ahead = min(ahead, max(0.0, deadline - now))
         return min(ahead, max(0.0, self._run_s - now))
 
     def _drain(self) -> None:
@@ -168,13 +183,9 @@ class Supervisor:
             data, fds = wire.receive(peer.connection)
         except OSError:
             data, fds = b"", []
-        self._last_message = time.monotonic()
-        self._quiet_since = None
+        self._moved()
         if not data:
             self._hang_up(peer)
-            return
-        if data[:1] == b"{":
-            self._note(peer, events.load(data))
             return
         method, arguments = events.load(data)
         try:
@@ -188,44 +199,7 @@ class Supervisor:
         peer.connection.close()
         self._peers.discard(peer)
         if peer.rank >= 0:
-            self._ranks[peer.rank].threads.pop(peer.thread.name, None)
-
-    def _note(self, peer: Peer, event: events.Event) -> None:
-        """Keep the picture of who waits for whom up to date."""
-        state = self._ranks[peer.rank]
-        kind = event["kind"]
-        if kind == "wait-begin":
-            self._enter_wait(state, peer.thread, event)
-        elif kind == "wait-end":
-            waits = peer.thread.waits
-            if waits and waits[-1].identity == event["id"]:
-                waits.pop()
-        elif kind == "step-begin":
-            state.step, state.step_name, state.step_since = event["step"], event["name"], event["t"]
-        elif kind == "step-end":
-            state.step, state.step_name = -1, ""
-        elif kind == "start":
-            state.started = True
-        elif kind == "exit":
-            state.finished = True
-
-    def _enter_wait(self, state: RankState, thread: Thread, event: events.Event) -> None:
-        told = event["wait"]
-        thread.waits.append(
-            Wait(
-                identity=event["id"],
-                site=event["site"],
-                kind=told["kind"],
-                since=event["t"],
-                needs=tuple(told.get("needs", ())),
-                group=told.get("group", ""),
-                number=told.get("number", 0),
-                deadline=told.get("deadline"),
-                text=told.get("text", ""),
-            )
-        )
-        if told["kind"] == "collective":
-            state.entered[told["group"]] = max(state.entered.get(told["group"], 0), told["number"])
+            self._ranks[peer.rank].threads.pop(peer.thread, None)
 
     # -------------------------------------------------------------- requests
 
@@ -234,7 +208,8 @@ class Supervisor:
             peer.rank = arguments["rank"]
             state = self._ranks[peer.rank]
             state.pid = arguments["pid"]
-            peer.thread = state.threads.setdefault(arguments["thread"], Thread(arguments["thread"]))
+            peer.thread = arguments["thread"]
+            state.threads[peer.thread] = None
         elif method == "sleep":
             self._park(peer, method, arguments, kind="sleep", deadline=arguments["until"], text="sleeps")
         elif method == "hang":
@@ -263,16 +238,15 @@ class Supervisor:
         deadline: float | None = None,
         text: str = "",
     ) -> None:
-        site = self._last_site(peer.rank, peer.thread.name)
-        wait = Wait(-1, site, kind, self._clock.now(), needs=needs, deadline=deadline, text=text)
-        peer.thread.waits.append(wait)
+        # Its site is looked up if the table of a hang is asked for.
+        wait = Wait(-1, "", kind, self._clock.now(), needs=needs, deadline=deadline, text=text)
+        self._ranks[peer.rank].threads[peer.thread] = wait
         peer.parked = (method, arguments, wait)
 
     def _unpark(self, peer: Peer, reply: Reply) -> None:
         assert peer.parked is not None
-        wait = peer.parked[2]
         peer.parked = None
-        peer.thread.waits = [each for each in peer.thread.waits if each is not wait]
+        self._ranks[peer.rank].threads[peer.thread] = None
         self._reply(peer, reply)
 
     def _reply(self, peer: Peer, reply: Reply) -> None:
@@ -284,7 +258,7 @@ class Supervisor:
             if reply.close_fds:
                 for fd in reply.fds:
                     os.close(fd)
-        self._quiet_since = None
+        self._moved()
 
     def _answer_parked(self) -> None:
         """Try again what could not be answered, whenever something changed."""
@@ -317,7 +291,7 @@ class Supervisor:
         """Tell every thread whose deadline has passed; it decides what that means."""
         now = self._clock.now()
         for peer in list(self._peers):
-            wait = peer.thread.wait
+            wait = self._ranks[peer.rank].wait_of(peer.thread) if peer.rank >= 0 else None
             if wait is None or wait.deadline is None or wait.deadline > now:
                 continue
             if peer.parked is not None:
@@ -328,7 +302,7 @@ class Supervisor:
                     wire.send(peer.connection, events.dump(["wake", wait.identity]))
                 except LabError:
                     continue
-                self._quiet_since = None
+                self._moved()
 
     # ----------------------------------------------------------------- ends
 
@@ -343,8 +317,7 @@ class Supervisor:
                 state.alive = False
             raise LabError("the forkserver died; its ranks died with it")
         message = events.load(data)
-        self._last_message = time.monotonic()
-        self._quiet_since = None
+        self._moved()
         if "pids" in message:
             for state, pid in zip(self._ranks, message["pids"], strict=True):
                 state.pid = pid
@@ -357,6 +330,7 @@ class Supervisor:
             while peer in self._peers:
                 self._hear(peer)
         state = self._ranks[rank]
+        self._followers[rank].follow()
         state.alive = False
         self._board.forget(rank)
         name = signal.Signals(-status).name if status < 0 else None
@@ -397,9 +371,8 @@ class Supervisor:
 
     # ------------------------------------------------------------ standstill
 
-    def _watch_movement(self) -> None:
-        seen = Movement.RUNNING if self._ending else standstill.movement(self._ranks)
-        self._seen = seen
+    def _watch_movement(self, *, grown: bool) -> None:
+        seen = Movement.RUNNING if grown or self._ending else standstill.movement(self._ranks)
         if seen is Movement.RUNNING or not any(state.alive for state in self._ranks):
             self._quiet_since = None
             return
@@ -409,27 +382,22 @@ class Supervisor:
             return
         if now - self._quiet_since < limits.STANDSTILL_SAMPLE_S:
             return
-        if seen is Movement.MOVABLE and now - self._last_message < limits.STANDSTILL_UNCERTAIN_S:
+        if seen is Movement.MOVABLE and now - self._last_moved < limits.STANDSTILL_UNCERTAIN_S:
             return
         self._take_sample(now)
 
     def _take_sample(self, now: float) -> None:
-        """Look whether all are asleep; the second time in a row it is a standstill."""
+        """Look whether all are asleep; the second time in a row, with nothing said or
+        recorded in between (``_moved``), it is a standstill."""
         if not self._all_asleep():
             self._quiet_since = None
-            return
-        recorded = self._bytes_recorded()
-        if self._samples == 0:
-            self._quiet_since, self._samples, self._recorded_bytes = now, 1, recorded
-            return
-        if recorded == self._recorded_bytes:
-            self._move_or_end()
-        self._quiet_since = None
-
-    def _bytes_recorded(self) -> int:
-        """The size of all ranks' events: if it grows, somebody moves."""
-        files = [events.rank_file(self._folder, state.rank) for state in self._ranks]
-        return sum(file.stat().st_size for file in files if file.exists())
+        elif self._samples == 0:
+            self._quiet_since, self._samples = now, 1
+        else:
+            # What was recorded between the look at the files and this one.
+            if not self._follow():
+                self._move_or_end()
+            self._quiet_since = None
 
     def _all_asleep(self) -> bool:
         return standstill.all_asleep([state.pid for state in self._ranks if state.alive])
@@ -446,6 +414,7 @@ class Supervisor:
                 self._record("jump", **{"from": round(now, 6), "to": round(deadline, 6)})
                 self._clock.advance_to(deadline)
             return
+        self._name_sites()
         rows = standstill.table(self._ranks)
         steps = {row["step"] for row in rows if row["kind"] != "meet"}
         self._record(
@@ -455,6 +424,12 @@ class Supervisor:
             step=max(steps, default=-1),
         )
         self._end_all()
+
+    def _name_sites(self) -> None:
+        """Where each thread is that waits in a request."""
+        for peer in self._peers:
+            if peer.parked is not None:
+                peer.parked[2].site = self._last_site(peer.rank, peer.thread)
 
     def _last_site(self, rank: int, thread: str | None = None) -> str:
         return events.last_site(events.rank_file(self._folder, rank), thread)

@@ -4,7 +4,7 @@ One AF_UNIX SOCK_SEQPACKET connection per thread of a rank: messages keep their
 bounds, arrive in the order in which the thread sent them, and can carry file
 descriptors. From a rank come
 
-    {…}                  an event that the supervisor must know (``events.TOLD_KINDS``)
+    ["hello", {…}]       its first message: rank, pid and thread; not answered
     [method, {…}]        a request; the thread waits for its reply
 
 and to a rank go
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import array
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,6 +27,9 @@ from faultlab.errors import WireError
 
 _FD_SIZE: Final = array.array("i").itemsize
 _FDS_MAX: Final = 200
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_FDS_MAX * _FD_SIZE)
+#: A buffer for each thread: one made for every message is mapped and unmapped every time.
+_local = threading.local()
 
 
 def send(connection: socket.socket, payload: bytes, fds: Sequence[int] = ()) -> None:
@@ -42,14 +46,17 @@ def send(connection: socket.socket, payload: bytes, fds: Sequence[int] = ()) -> 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     """One message and its descriptors; an empty message means the end."""
-    data, ancillary, _, _ = connection.recvmsg(limits.MESSAGE_BYTES, socket.CMSG_SPACE(_FDS_MAX * _FD_SIZE))
+    buffer = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = bytearray(limits.MESSAGE_BYTES)
+    size, ancillary, _, _ = connection.recvmsg_into([buffer], _ANCILLARY_BYTES)
     fds: list[int] = []
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received = array.array("i")
             received.frombytes(content[: len(content) - len(content) % _FD_SIZE])
             fds.extend(received)
-    return data, fds
+    return bytes(memoryview(buffer)[:size]), fds
 
 
 def seqpacket() -> socket.socket:
