@@ -51,7 +51,8 @@ class Link:
             finally:
                 os.close(here)
             self.descriptors.add(connection.fileno())
-            hello = ["hello", {"rank": self._rank, "pid": os.getpid(), "thread": _thread_name()}]
+            self._local.name = _thread_name()
+            hello = ["hello", {"rank": self._rank, "pid": os.getpid(), "thread": self._local.name}]
             wire.send(connection, events.dump(hello))
             self._local.connection = connection
         return connection
@@ -76,20 +77,22 @@ class Link:
             raise LabError(
                 f"rank {self._rank} recorded {number} events; the limit is {limits.EVENTS_PER_RANK}"
             )
+        local = self._local
+        if getattr(local, "connection", None) is None:
+            # Before its first event is there to be read, the supervisor must know of the thread.
+            self._connection()
         event = {
             "v": events.VERSION,
             "n": number,
             "t": round(self.now(), 6),
             "kind": kind,
-            "thread": _thread_name(),
+            "thread": local.name,
             "step": self.step,
             **fields,
         }
         data = events.dump(event)
         if len(data) > limits.MESSAGE_BYTES:
             raise LabError(f"an event of {len(data)} bytes; the limit is {limits.MESSAGE_BYTES}")
-        # Before its first event is there to be read, the supervisor must know of the thread.
-        self._connection()
         os.write(self._file, data + b"\n")
 
     def request(

@@ -214,23 +214,28 @@ class Rank:
 
 def _collectives(group: Any, world_size: int, rank: int) -> None:
     """One of each kind the lab or a subject is likely to use, with its result checked."""
-    _gather(group, world_size, rank)
+    objects: list[Any] = [None] * world_size
+    dist.all_gather_object(objects, rank, group=group)
     root = dist.get_process_group_ranks(group)[0]
     told = [("word", rank) if rank == root else None]
     dist.broadcast_object_list(told, src=root, group=group)
     summed = torch.ones(8)
     dist.all_reduce(summed, group=group)
     dist.barrier(group=group)
-    if told != [("word", root)] or summed.tolist() != [float(world_size)] * 8:
-        raise RuntimeError(f"the group answered {told}, {summed.tolist()}")
+    if (objects, told, summed.tolist()) != (
+        list(range(world_size)),
+        [("word", root)],
+        [float(world_size)] * 8,
+    ):
+        raise RuntimeError(f"the group answered {objects}, {told}, {summed.tolist()}")
 
 
 def _gather(group: Any, world_size: int, rank: int) -> None:
     """The collective that needs every member and tells them apart, with its result checked."""
-    gathered: list[Any] = [None] * world_size
-    dist.all_gather_object(gathered, rank, group=group)
-    if gathered != list(range(world_size)):
-        raise RuntimeError(f"the group answered {gathered}")
+    gathered = torch.empty(world_size, dtype=torch.int64)
+    dist.all_gather(list(gathered.split(1)), torch.tensor([rank]), group=group)
+    if gathered.tolist() != list(range(world_size)):
+        raise RuntimeError(f"the group answered {gathered.tolist()}")
 
 
 def _machine(scenario: Scenario, rank: int, link: Link) -> Machine:

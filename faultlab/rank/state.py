@@ -12,7 +12,8 @@ import torch
 
 def take() -> dict[str, str]:
     """One snapshot: the name of each kind of state, and a digest or the value itself."""
-    environment = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
+    # As bytes: every entry of os.environ itself is decoded and encoded again.
+    environment = b"\0".join(b"%b=%b" % each for each in sorted(os.environb.items()))
     return {
         # A hash is the same within one process, which is all that is compared.
         "the random state of Python": _number(hash(random.getstate())),
@@ -21,7 +22,7 @@ def take() -> dict[str, str]:
         "the current device": str(torch.cuda.current_device()),
         "the inference mode": str(torch.is_inference_mode_enabled()),
         "the default dtype": str(torch.get_default_dtype()),
-        "the environment": _digest(environment.encode(errors="surrogateescape")),
+        "the environment": _digest(environment),
         "the working directory": str(os.getcwd()),  # noqa: PTH109
     }
 

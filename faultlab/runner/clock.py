@@ -30,26 +30,22 @@ class MachineClock:
             self._memory = mmap.mmap(fd, _SIZE)
         finally:
             os.close(fd)
+        #: One number, read and written whole: it is aligned.
+        self._base = memoryview(self._memory).cast(_FORMAT)
         if create:
-            self._write(time.monotonic())
-
-    def _write(self, base: float) -> None:
-        self._memory[:_SIZE] = struct.pack(_FORMAT, base)
-
-    def _base(self) -> float:
-        (base,) = struct.unpack(_FORMAT, self._memory[:_SIZE])
-        return float(base)
+            self._base[0] = time.monotonic()
 
     def now(self) -> float:
         """Seconds of machine time since the run began."""
-        return time.monotonic() - self._base()
+        return time.monotonic() - self._base[0]
 
     def advance_to(self, machine_s: float) -> None:
         """Move machine time forward; it never goes back."""
         base = time.monotonic() - machine_s
-        if base < self._base():
-            self._write(base)
+        if base < self._base[0]:
+            self._base[0] = base
 
     def close(self) -> None:
         """Unmap the clock."""
+        self._base.release()
         self._memory.close()

@@ -95,12 +95,13 @@ def install(seam: Seam) -> None:
 
 
 def _collective(seam: Seam, nesting: threading.local, name: str, original: Any, site: str, needs: str) -> Any:
-    signature = inspect.signature(original)
+    # None of these takes *args, so a name for each position is all there is to bind.
+    parameters = tuple(inspect.signature(original).parameters)
 
     def collective(*args: Any, **kwargs: Any) -> Any:
         if getattr(nesting, "inside", False):
             return original(*args, **kwargs)
-        bound = signature.bind_partial(*args, **kwargs).arguments
+        bound = {**dict(zip(parameters, args, strict=False)), **kwargs}
         label = _group_name(None if name == "new_group" else bound.get("group"))
         recorded = seam.machine.capturing() and name != "new_group" and label not in seam.groups.on_host
         made_now = partial(original, *args, **kwargs)

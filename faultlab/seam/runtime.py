@@ -147,19 +147,21 @@ def _install_torch(seam: Seam) -> None:
 
 def device_mode() -> Any:
     """A torch function mode under which ``device="cuda"`` makes CPU tensors."""
+    import torch
     from torch.overrides import TorchFunctionMode
+
+    tensor_to, tensor_cuda = torch.Tensor.to, torch.Tensor.cuda
 
     class CudaOnCpu(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not kwargs:
-                kwargs = {}
-            elif _is_cuda(kwargs.get("device")):
-                kwargs = {**kwargs, "device": "cpu"}
-            name = getattr(function, "__name__", "")
-            if name == "to":
+            if function is tensor_to:
                 args = tuple("cpu" if _is_cuda(each) else each for each in args)
-            elif name == "cuda":
+            elif function is tensor_cuda:
                 return args[0]
+            if not kwargs:
+                return function(*args)
+            if _is_cuda(kwargs.get("device")):
+                kwargs = {**kwargs, "device": "cpu"}
             return function(*args, **kwargs)
 
     return CudaOnCpu()
