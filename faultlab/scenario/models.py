@@ -228,8 +228,8 @@ class WorkspaceSpec(Closed):
     creation: Literal["real", "mocked"] = "real"
     backend: Literal["auto", "mnnvl", "trtllm"] = "auto"
     preferred: Literal["mnnvl", "trtllm"] | None = None
-    max_token_num: Annotated[int, Field(ge=1, le=1_000_000)] = 128
-    hidden_dim: Annotated[int, Field(ge=8, le=65_536)] = 4096
+    max_token_num: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    hidden_dim: Annotated[int, Field(ge=8, le=65_536)] = 1024
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
 
 

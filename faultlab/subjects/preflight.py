@@ -1,8 +1,8 @@
 """Votes, and a preflight that tries every step of a set-up together.
 
-Part of the subject ``reference``, and to be copied with it. A step that can fail
-on one rank is followed by a vote of all, so a rank that fails says so before its
-peers wait for it; only what every rank could do is gone on with.
+Part of the subject ``reference``, and to be copied with it. Before a step that waits for
+peers, and at the end, all ranks vote on the steps since the last vote, so a rank that
+fails says so before its peers wait for it; only what every rank could do is gone on with.
 """
 
 from __future__ import annotations
@@ -56,20 +56,25 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def preflight(environment: Environment, backend: str) -> None:
-    """Try every step the set-up of ``backend`` will take, with a vote after
-    each, on the smallest objects the driver makes. Raises StepFailed on every
-    rank, or on none; gives everything back either way."""
+    """Try every step the set-up of ``backend`` will take, on the smallest objects
+    the driver makes. Raises StepFailed on every rank, or on none; gives everything
+    back either way."""
     trial = Trial(environment, multicast=backend == "mnnvl")
     try:
-        for step in trial.steps():
-            problem = ""
-            try:
-                step()
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-            vote(environment, f"preflight step {step.__name__.replace('_', ' ').strip()}", problem)
+        for stage in trial.stages():
+            vote(environment, "preflight", _problem_of(stage))
     finally:
         trial.give_back()
+
+
+def _problem_of(stage: list[Callable[[], None]]) -> str:
+    """Take the steps in order, up to the first that fails: which one, and why; else empty."""
+    for step in stage:
+        try:
+            step()
+        except Exception as error:
+            return f"{step.__name__.strip('_').replace('_', ' ')}: {type(error).__name__}: {error}"
+    return ""
 
 
 class Trial:
@@ -84,20 +89,23 @@ class Trial:
         self._team: Any = None
         self._descriptors: list[int] = []
 
-    def steps(self) -> list[Callable[[], None]]:
-        """The steps in order. Every rank runs the same ones."""
-        unicast = [
-            self._context,
-            self._allocate,
-            self._exchange,
-            self._import_all,
-            self._map_all,
-            self._small_allocation,
-        ]
+    def stages(self) -> list[list[Callable[[], None]]]:
+        """The steps in order, with a vote after each stage. Every rank takes the same ones.
+
+        A stage begins with a step that waits for peers, or that peers would wait for
+        without a time-out once it failed: nobody takes it before all said that they can."""
+        local = [self._context, self._allocate]
+        mapped = [self._import_all, self._map_all, self._small_allocation]
         if not self._multicast:
-            return unicast
-        team = [self._create_team, self._pass_team_on, self._add_device, self._map_team, self._bind]
-        return [self._ask_multicast, *unicast, *team]
+            return [local, [self._exchange], mapped]
+        return [
+            [self._ask_multicast, *local],
+            [self._exchange],
+            [*mapped, self._create_team],
+            [self._pass_team_on],
+            [self._add_device],
+            [self._map_team, self._bind],
+        ]
 
     def give_back(self) -> None:
         """Undo what was done, last first; a failure here is logged, never raised."""
@@ -108,7 +116,7 @@ class Trial:
             except Exception as error:
                 logger.warning("rank %d: preflight could not give back: %s", self._environment.rank, error)
 
-    # Every step below may raise; the vote after it tells the others.
+    # Every step below may raise; the vote after its stage tells the others.
 
     def _ask_multicast(self) -> None:
         from cuda.bindings import driver

@@ -5,7 +5,7 @@ inside it leaves its peers waiting. A consumer cannot step into that sequence;
 what it can do is find out beforehand, together, whether it will work:
 
 1.  **Preflight**: every step that multicast set-up will take, on a small object
-    of its own, with a vote of all ranks after each. A rank that fails says so
+    of its own, with a vote of all ranks before each that waits for peers. A rank that fails says so
     at the next vote, nobody goes on, and everything is given back.
 2.  **Votes before and after creation**: all ranks start it, and all ranks keep
     the result or none does. A workspace that is not usable on every rank is
