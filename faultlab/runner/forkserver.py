@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from faultlab import events
 from faultlab.errors import WireError
-from faultlab.runner import wire
+from faultlab.runner import huge_pages, wire
 from faultlab.runner.cleanup import die_with_parent
 
 
@@ -48,6 +48,7 @@ def preload() -> None:
     gc.collect()
     # Objects that are never collected do not make forked pages private.
     gc.freeze()
+    huge_pages.gather()
 
 
 class Run:
