@@ -129,7 +129,7 @@ class RankLog:
         )
         return self._identities
 
-    def leave(self, identity: int, site: str, result: str = "ok", made: Any = ()) -> None:
+    def leave(self, identity: int, site: str, result: str = "ok", made: Any = (), error: Any = None) -> None:
         """A call comes back."""
         self.alive.update({each["id"]: each for each in made})
         self.emit(
@@ -137,7 +137,7 @@ class RankLog:
             id=identity,
             site=site,
             result=result,
-            error=None,
+            error=error,
             made=list(made),
             released=[],
             value=None,

@@ -269,6 +269,27 @@ def test_an_alarm_where_nothing_failed(tmp_path: Path, message: str, failed: boo
     assert state(run.judge(), "clear_log") == expected
 
 
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [("FileNotFoundError", "broken"), ("ConnectionRefusedError", "broken"), ("TimeoutError", "not-checked")],
+)
+def test_a_connection_that_came_too_early_explains_no_alarm(
+    tmp_path: Path, raised: str, expected: str
+) -> None:
+    run = logging_run(tmp_path, faults=())
+    for rank in run:
+        with rank.step("create") as result:
+            identity = rank.enter("fd.connect", "[1]")
+            rank.leave(
+                identity, "fd.connect", "raised", error={"type": raised, "text": "no peer", "code": ""}
+            )
+            rank.say("mnnvl may be unavailable")
+            result.update(returned="object", backend="mnnvl", workspace=rank.returned())
+        rank.use()
+        rank.finish()
+    assert state(run.judge(), "clear_log") == expected
+
+
 def test_what_fails_after_an_alarm_does_not_explain_it(tmp_path: Path) -> None:
     run = logging_run(tmp_path, faults=(fault("workspace.destroy", raise_="RuntimeError"),))
     for rank in run:

@@ -10,7 +10,8 @@ the subject's word. Broken is, in this order:
   failed call, no destroy step;
 - **too loud**: an ERROR in a create that returned a workspace all the same (an
   attempt that failed is a WARNING, vllm#55127), or a WARNING that mnnvl failed from a
-  rank that got mnnvl while no call of it failed;
+  rank that got mnnvl while no call of it failed (a first connection that comes too early
+  is none);
 - **silent**: a struck group that ended in ``fallback`` or ``error``, and no rank said so;
 - **unclear**: no message, of any rank, names for any one of the calls that a fault
   made fail the call, its error and the rank. Words are free (``naming``). A rank need not
@@ -211,7 +212,17 @@ def _cries_wolf(message: str) -> bool:
 def _failed(facts: Facts, rank: RankFacts, step: int) -> bool:
     """Whether anything had failed by the end of this step, that a warning may speak of."""
     struck = any(strike.moment.step <= step for each in facts.ranks for strike in each.strikes)
-    return struck or any(not call.ok and call.began.step <= step for call in rank.calls if not call.lab)
+    return struck or any(
+        not call.ok and call.began.step <= step and not _came_too_early(call)
+        for call in rank.calls
+        if not call.lab
+    )
+
+
+def _came_too_early(call: Call) -> bool:
+    """Whether a rank connected before its peer listened: FlashInfer tries again, and two
+    ranks that run freely meet like this now and then."""
+    return call.site == "fd.connect" and call.raised in ("FileNotFoundError", "ConnectionRefusedError")
 
 
 # -------------------------------------------------------------------- clearly
