@@ -30,6 +30,8 @@ MESSAGE_BYTES: Final = 160_000
 EVENTS_PER_RANK: Final = 200_000
 LOG_MESSAGE_CHARS: Final = 4_000
 LEDGER_OBJECTS: Final = 2_000
+#: Shared memory of this size at least holds the sessions' folders; containers often have 64 MiB.
+SHARED_MEMORY_MIN_BYTES: Final = 1 << 30
 #: How much of a rank's events its supervisor reads at once; a line must fit.
 FOLLOWED_BYTES: Final = 1 << 20
 assert FOLLOWED_BYTES > MESSAGE_BYTES

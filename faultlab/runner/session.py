@@ -41,13 +41,30 @@ from faultlab.scenario.models import Scenario
 #: A socket's address has 108 bytes; FlashInfer's own sockets lie in a rank's folder.
 _ROOT_LENGTH_MAX = 40
 
+_SHARED_MEMORY = Path("/dev/shm")
+
 
 def root_folder() -> Path:
-    """Where sessions lie: short enough for the sockets in them."""
+    """Where sessions lie: short enough for the sockets in them.
+
+    Where TMPDIR names no place and shared memory is large enough, there: a
+    run makes and removes some forty entries, and a disk's file system is slow
+    at that. Its size is asked, not what is free: the next session must find the same place.
+    """
     base = Path(tempfile.gettempdir())
+    if "TMPDIR" not in os.environ and _total_bytes(_SHARED_MEMORY) >= limits.SHARED_MEMORY_MIN_BYTES:
+        base = _SHARED_MEMORY
     if len(str(base)) > _ROOT_LENGTH_MAX:
         base = Path("/tmp")
     return base / f"faultlab-{os.getuid()}"
+
+
+def _total_bytes(folder: Path) -> int:
+    """How large its file system is; 0 if one cannot write there."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return 0
+    status = os.statvfs(folder)
+    return status.f_frsize * status.f_blocks
 
 
 class Session:

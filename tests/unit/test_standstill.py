@@ -90,10 +90,19 @@ def _follower(folder: Path, data: bytes) -> Follower:
 
 
 def _event(kind: str, **fields: object) -> bytes:
-    return events.dump({"v": 1, "n": 3, "t": 0.5, "kind": kind, "thread": "main", "step": 0, **fields}) + b"\n"
+    return (
+        events.dump({"v": 1, "n": 3, "t": 0.5, "kind": kind, "thread": "main", "step": 0, **fields}) + b"\n"
+    )
 
 
-WAIT = {"kind": "collective", "group": "world", "number": 4, "needs": [1], "deadline": 9.0, "text": "it waits"}
+WAIT = {
+    "kind": "collective",
+    "group": "world",
+    "number": 4,
+    "needs": [1],
+    "deadline": 9.0,
+    "text": "it waits",
+}
 
 
 def test_a_wait_begins_and_ends_in_the_picture(tmp_path: Path) -> None:
